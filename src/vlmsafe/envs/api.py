@@ -1,0 +1,114 @@
+"""What an environment is to the rest of the package: `Env`, `EnvSpec` and `Scenarios`.
+
+This module imports no simulator, so that tables and help texts are printed at once.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.errors import MissingDependencyError
+
+Observation = NDArray[np.float32]
+Frame = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """A pool of scenario indices `start, ..., start + size - 1`; an index is what `reset(seed=...)` takes."""
+
+    start: int
+    size: int
+
+    def __contains__(self, index: int) -> bool:
+        return self.start <= index < self.start + self.size
+
+    def draw(self, rng: np.random.Generator) -> int:
+        """One scenario, uniformly."""
+        return int(rng.integers(self.start, self.start + self.size))
+
+
+class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
+    """Gymnasium's interface with `info["cost"]` on every step, plus what scoring and auditing need.
+
+    Observations are float32 vectors and actions a `Box`. `reset(seed=i)` starts scenario `i` of the pool the
+    environment was made with. `info["arrived"]`, where an environment has it, says on the last step of an episode
+    whether the task was completed.
+    """
+
+    @abc.abstractmethod
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start scenario `seed`, or one drawn from the pool when it is None."""
+
+    @abc.abstractmethod
+    def step(
+        self, action: NDArray[np.floating[Any]]
+    ) -> tuple[Observation, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Observation, reward, terminated, truncated, and an info that holds the step's cost."""
+
+    @abc.abstractmethod
+    def frame(self) -> Frame:
+        """The current state as RGB [height, width, 3] for scoring, with nothing in it that shows the cost."""
+
+    def progress(self) -> Mapping[str, float]:
+        """Task metrics of the current episode, such as the share of the route covered."""
+        return {}
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What is known of an environment without starting it."""
+
+    name: str
+    """The name users type."""
+    summary: str
+    """One line for `vlmsafe envs`."""
+    module: str
+    """Module with `make(spec, scenarios, randomise) -> Env`; imported only when an environment is made."""
+    horizon: int | None
+    """Steps after which an episode is cut, None where only the environment knows."""
+    budget: float
+    """Default cost budget d per episode."""
+    training: Scenarios
+    """Scenarios training draws from."""
+    held_out: Scenarios
+    """Scenarios training never sees."""
+    fresh_process: bool = False
+    """Whether an episode depends on what ran before it in the same process, so that exact repeats need a new one."""
+    traffic: bool = False
+    """Whether a scenario index leaves something open (traffic) that `randomise=True` draws anew."""
+    package: str | None = None
+    """Import name of the simulator's package, None when nothing beyond this package is needed."""
+    install: str = ""
+    """The command that installs it."""
+    prompts: str | None = None
+    """Name of the prompt set that describes this environment."""
+
+    def require(self) -> None:
+        """Fail with the installing command where the simulator is missing."""
+        if self.package is not None and importlib.util.find_spec(self.package) is None:
+            raise MissingDependencyError(
+                f"environment '{self.name}' needs the Python package '{self.package}', which is not installed; "
+                f"install it with: {self.install}"
+            )
+
+    def make(self, scenarios: Scenarios | None = None, *, randomise: bool = True) -> Env:
+        """Start the environment on a pool of scenarios, by default the training pool.
+
+        `randomise` draws anew, each episode, whatever a scenario index leaves open; False fixes it.
+        """
+        self.require()
+        module = importlib.import_module(self.module)
+        env: Env = module.make(self, scenarios or self.training, randomise)
+        return env

@@ -1,0 +1,56 @@
+"""What a user sees when something is wrong: one line, and a non-zero exit code.
+
+Every error a user can cause, or can do something about, is a `VlmsafeError`. The command line prints its message
+and exits with its code; anything else is a defect of this package and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_FAILED = 1  # the run could not go on: simulator, disk, numbers
+EXIT_BAD_INPUT = 2  # the request itself was wrong; nothing was started
+EXIT_INTERRUPTED = 75  # stopped by SIGINT or SIGTERM, saved, can be resumed (sysexits' EX_TEMPFAIL)
+
+
+class VlmsafeError(Exception):
+    """Base of every error that is reported as one line."""
+
+    exit_code = EXIT_FAILED
+
+
+class InputError(VlmsafeError):
+    """A name, setting or file that cannot be used."""
+
+    exit_code = EXIT_BAD_INPUT
+
+
+class MissingDependencyError(InputError):
+    """Something that must be installed first; the message holds the command that does it."""
+
+
+class EnvironmentFailure(VlmsafeError):
+    """An environment raised, returned something unusable, or kept crashing its process."""
+
+
+class RunError(VlmsafeError):
+    """A run directory that cannot be used as asked: in use, damaged, or full."""
+
+
+class Interrupted(VlmsafeError):
+    """The user or the scheduler asked the process to stop; what is on disk can be resumed."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """The error for a name that is not in a table: the nearest match first, then all valid names.
+
+    >>> print(unknown_name("method", "ppolag", ["ppo", "ppo-lag"]))
+    unknown method 'ppolag'; did you mean 'ppo-lag'? Known: ppo, ppo-lag
+    """
+    names = list(known)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
+    return InputError(f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}")
