@@ -1,0 +1,70 @@
+"""Generalised advantage estimation, for rewards and for costs alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+from vlmsafe.algorithms.acting import Array
+from vlmsafe.algorithms.rollout import Rollout
+
+Float64 = NDArray[np.float64]
+
+
+def discounted_sums(values: Float64, factor: float) -> Float64:
+    """y_t = x_t + factor * y_{t+1}, from the last entry backwards."""
+    sums: Float64 = lfilter([1.0], [1.0, -factor], values[::-1])[::-1]
+    return sums
+
+
+def gae(rewards: Float64, values: Array, bootstrap: float, gamma: float, lam: float) -> tuple[Array, Array]:
+    """Advantages and value targets of one path.
+
+    delta_t = r_t + gamma V_{t+1} - V_t, A = discounted sum of delta with gamma * lam, target = A + V; `bootstrap` is
+    V after the last step. Computed in float64, returned in float32.
+    """
+    now = values.astype(np.float64)
+    following = np.append(now[1:], bootstrap)
+    advantages = discounted_sums(rewards + gamma * following - now, gamma * lam)
+    return advantages.astype(np.float32), (advantages + now).astype(np.float32)
+
+
+def rollout_gae(
+    rollout: Rollout, signal: Float64, values: Array, last_values: Array, gamma: float, lam: float
+) -> tuple[Array, Array]:
+    """`gae` over every path of a rollout; `signal` is its rewards or its costs."""
+    advantages, targets = np.empty(len(rollout), np.float32), np.empty(len(rollout), np.float32)
+    start = 0
+    for end, last_value, terminated in zip(rollout.path_ends, last_values, rollout.terminated, strict=True):
+        path = slice(start, end)
+        bootstrap = 0.0 if terminated else float(last_value)
+        advantages[path], targets[path] = gae(signal[path], values[path], bootstrap, gamma, lam)
+        start = end
+    return advantages, targets
+
+
+def standardise(advantages: Array, *, divide: bool) -> Array:
+    """Advantages with mean zero and, with `divide`, population deviation one."""
+    centred = advantages - advantages.mean()
+    return centred / (advantages.std() + np.float32(1e-8)) if divide else centred
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a learner's update reads: one row per step of the epoch."""
+
+    observations: Array
+    actions: Array
+    log_probs: Array
+    reward_advantages: Array
+    """Standardised."""
+    cost_advantages: Array
+    """Centred."""
+    targets: Array
+    """[critics, N]: value targets of the reward critic and, where there is one, of the cost critic."""
+
+    def __len__(self) -> int:
+        return len(self.log_probs)

@@ -1,0 +1,276 @@
+"""Every setting of a training run, as frozen dataclasses; the sentence under a field is its help text.
+
+The defaults here are those of the paper's hyper-parameter table for PPO-Lagrangian. A method (`vlmsafe.methods`)
+replaces what differs for it; a YAML file and then the command line replace what the user wants otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_type_hints
+
+import msgspec
+import yaml
+
+from vlmsafe.envs import env_spec
+from vlmsafe.errors import InputError, unknown_name
+
+T = TypeVar("T")
+
+Algorithm = Literal["ppo", "ppo-lag"]
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """How the policy and its critics are trained."""
+
+    algorithm: Algorithm = "ppo-lag"
+    """Which learner updates the policy."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer of the policy and of each critic."""
+    update_iters: int = 40
+    """Passes over an epoch's samples, at most."""
+    batch_size: int = 64
+    """Samples per minibatch; the last, smaller one of a pass is used too."""
+    target_kl: float = 0.02
+    """Divergence from the policy that collected the samples beyond which no further pass is made."""
+    kl_early_stop: bool = True
+    """Whether passes stop once the target divergence is exceeded."""
+    actor_lr: float = 3e-4
+    """Adam's learning rate for the policy."""
+    critic_lr: float = 3e-4
+    """Adam's learning rate for the critics."""
+    lr_decay: bool = True
+    """Whether the policy's learning rate falls linearly to zero over the run; the critics' stays."""
+    clip_ratio: float = 0.2
+    """PPO's clip range for the probability ratio."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus in the policy loss."""
+    max_grad_norm: float = 40.0
+    """Gradient norm to which each network's gradient is clipped."""
+    critic_penalty: float = 0.001
+    """Weight of the sum of squared critic parameters in the critic loss."""
+    gamma: float = 0.99
+    """Discount of rewards and of costs."""
+    gae_lambda: float = 0.95
+    """Trade-off of generalised advantage estimation for rewards."""
+    cost_gae_lambda: float = 0.95
+    """Trade-off of generalised advantage estimation for costs."""
+    standardise_cost_advantage: bool = False
+    """Whether cost advantages are divided by their deviation; they are centred in any case."""
+
+
+@dataclass(frozen=True)
+class MultiplierConfig:
+    """How the Lagrange multiplier follows the episode cost (Eq. 7)."""
+
+    initial: float = 0.001
+    """Multiplier before the first epoch, lambda_0."""
+    learning_rate: float = 0.035
+    """Adam's learning rate for the multiplier, eta_1."""
+    upper_bound: float | None = None
+    """Largest value the multiplier may take; unbounded by default."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run is saved."""
+
+    every: int = 1
+    """Epochs between checkpoints; the last epoch is always saved."""
+    keep: int = 3
+    """How many of the newest checkpoints are kept."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    env: str = "metadrive-easy"
+    """Environment: a name from `vlmsafe envs`, or gym:<id> for any registered Gymnasium environment."""
+    method: str = "ppo-lag"
+    """Method: a name from `vlmsafe methods`; it sets the defaults of the learner and the multiplier."""
+    seed: int = 0
+    """Seed of everything random in the run."""
+    total_steps: int = 1_000_000
+    """Environment steps of the whole run."""
+    steps_per_epoch: int = 20_000
+    """Environment steps between two updates, over all workers together."""
+    num_envs: int = 1
+    """Worker processes, each with a simulator of its own."""
+    run_dir: Path | None = None
+    """Directory of the run; by default runs/<env>/<method>/seed-<seed>."""
+    budget: float | None = None
+    """Cost budget d per episode; by default the environment's own."""
+    cost_window: int | Literal["epoch"] = 100
+    """Finished episodes whose mean is the episode cost J_C, or 'epoch' for those of the epoch alone."""
+    normalise_observations: bool = True
+    """Whether observations are standardised by their running mean and deviation."""
+    fresh_workers: Literal["auto", "always", "never"] = "auto"
+    """Whether workers start anew each epoch: 'auto' does so where the simulator needs it for exact repeats."""
+    max_worker_restarts: int = 3
+    """How often a crashed worker is restarted within one epoch before the run gives up."""
+    tensorboard: bool = False
+    """Whether epochs are also written as TensorBoard events, under tensorboard/ in the run directory."""
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    multiplier: MultiplierConfig = field(default_factory=MultiplierConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @property
+    def epochs(self) -> int:
+        """Number of updates of the whole run."""
+        return self.total_steps // self.steps_per_epoch
+
+    @property
+    def steps_per_worker(self) -> int:
+        """Each worker's share of an epoch."""
+        return self.steps_per_epoch // self.num_envs
+
+    def resolved(self) -> TrainConfig:
+        """The same run with every default that depends on another setting filled in, and checked."""
+        spec = env_spec(self.env)
+        config = dataclasses.replace(
+            self,
+            budget=spec.budget if self.budget is None else self.budget,
+            run_dir=self.run_dir or default_run_dir(self),
+        )
+        problems = list(_problems(config))
+        if problems:
+            raise InputError("; ".join(problems))
+        return config
+
+
+def default_run_dir(config: TrainConfig) -> Path:
+    """Where a run goes when no directory is given."""
+    return Path("runs") / config.env.replace(":", "-").replace("/", "-") / config.method / f"seed-{config.seed}"
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    """What is wrong with a configuration: what came, and what was expected."""
+
+    def positive(**values: float) -> Iterator[str]:
+        for name, value in values.items():
+            if not (math.isfinite(value) and value > 0):
+                yield f"{name} is {value}; it must be greater than 0"
+
+    def not_negative(**values: float) -> Iterator[str]:
+        for name, value in values.items():
+            if not (math.isfinite(value) and value >= 0):
+                yield f"{name} is {value}; it must be 0 or greater"
+
+    learner, multiplier = config.learner, config.multiplier
+    yield from not_negative(
+        seed=config.seed,
+        budget=config.budget if config.budget is not None else 0.0,
+        max_worker_restarts=config.max_worker_restarts,
+        entropy_coef=learner.entropy_coef,
+        critic_penalty=learner.critic_penalty,
+        initial_multiplier=multiplier.initial,
+    )
+    yield from positive(
+        steps_per_epoch=config.steps_per_epoch,
+        num_envs=config.num_envs,
+        checkpoint_every=config.checkpoint.every,
+        checkpoint_keep=config.checkpoint.keep,
+        update_iters=learner.update_iters,
+        batch_size=learner.batch_size,
+        target_kl=learner.target_kl,
+        actor_lr=learner.actor_lr,
+        critic_lr=learner.critic_lr,
+        clip_ratio=learner.clip_ratio,
+        max_grad_norm=learner.max_grad_norm,
+        multiplier_learning_rate=multiplier.learning_rate,
+    )
+    if config.cost_window != "epoch":
+        yield from positive(cost_window=config.cost_window)
+    for name in ("gamma", "gae_lambda", "cost_gae_lambda"):
+        if not 0.0 <= getattr(learner, name) <= 1.0:
+            yield f"{name} is {getattr(learner, name)}; it must lie between 0 and 1"
+    if not learner.hidden or min(learner.hidden) < 1:
+        yield f"hidden is {learner.hidden}; it must name at least one layer of at least one unit"
+    if multiplier.upper_bound is not None and multiplier.upper_bound < multiplier.initial:
+        yield f"upper_bound is {multiplier.upper_bound}, below the initial multiplier {multiplier.initial}"
+    if config.num_envs > 0 and config.steps_per_epoch > 0:
+        if config.steps_per_epoch % config.num_envs:
+            yield (
+                f"num_envs is {config.num_envs}, which does not divide steps_per_epoch {config.steps_per_epoch}; "
+                f"choose a divisor such as {_nearest_divisor(config.steps_per_epoch, config.num_envs)}"
+            )
+        if config.total_steps < config.steps_per_epoch or config.total_steps % config.steps_per_epoch:
+            yield (
+                f"total_steps is {config.total_steps}; it must be a positive multiple of steps_per_epoch "
+                f"{config.steps_per_epoch}"
+            )
+
+
+def _nearest_divisor(number: int, near: int) -> int:
+    """The divisor of `number` nearest to `near`, the smaller one of two equally near.
+
+    >>> _nearest_divisor(20_000, 3)
+    2
+    """
+    below = next(n for n in range(min(near, number), 0, -1) if number % n == 0)
+    above = next(n for n in range(near, number + 1) if number % n == 0) if near <= number else number
+    return below if near - below <= above - near else above
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A configuration as plain values, ready for YAML."""
+    plain = msgspec.to_builtins(config, enc_hook=str)
+    assert isinstance(plain, dict)
+    return plain
+
+
+def from_dict(data: Mapping[str, Any], defaults: T, source: str) -> T:
+    """`defaults` with the values of `data` in their place; unknown keys and wrong types are errors.
+
+    `source` names where the values came from, for the message.
+    """
+    merged = _merge(defaults, data, source, "")
+    try:
+        return msgspec.convert(merged, type(defaults), dec_hook=lambda kind, value: kind(value))
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InputError(
+            f"{source}: {error} (YAML 1.1 reads 1e6 as text; write 1000000 or 1.0e+6)"
+            if "got `str`" in str(error)
+            else f"{source}: {error}"
+        ) from None
+
+
+def _merge(defaults: Any, data: Mapping[str, Any], source: str, path: str) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        where = f" for '{path.rstrip('.')}'" if path else ""
+        raise InputError(f"{source}: expected a mapping of settings{where}, got {type(data).__name__}")
+    known = [f.name for f in dataclasses.fields(defaults)]
+    merged = to_dict(defaults)
+    hints = get_type_hints(type(defaults))
+    for key, value in data.items():
+        if key not in known:
+            raise InputError(f"{source}: {unknown_name('setting', f'{path}{key}', [path + name for name in known])}")
+        nested = dataclasses.is_dataclass(hints[key])
+        merged[key] = _merge(getattr(defaults, key), value, source, f"{path}{key}.") if nested else value
+    return merged
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a mapping of settings, got {type(data).__name__}")
+    return data
+
+
+def to_yaml(data: Mapping[str, Any]) -> str:
+    """A mapping as YAML, in its own order."""
+    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)

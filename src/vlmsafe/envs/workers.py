@@ -1,0 +1,264 @@
+"""Simulators in processes of their own: started, fed with tasks, restarted when they crash.
+
+A `Task` is a piece of work on one environment (an epoch's share of steps, an evaluation episode). `WorkerPool.run`
+spreads tasks over at most `size` processes. Each process owns one environment; with `fresh=True` it serves one task
+and goes, because some simulators carry state from one episode into the next.
+
+Processes are forked from a server that has imported the simulator once and done nothing else, so a new one costs
+tens of milliseconds rather than seconds and still starts from a clean state. Python's string hashing is fixed in
+that server: a simulator that iterates over sets then does so in the same order in every process of every run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Generic, Protocol, TypeVar
+
+from vlmsafe.envs.api import Env, EnvSpec, Scenarios
+from vlmsafe.errors import EnvironmentFailure, VlmsafeError
+
+Result = TypeVar("Result", covariant=True)
+R = TypeVar("R")
+
+_POLL_SECONDS = 0.1
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+class Task(Protocol[Result]):
+    """Work on one environment. Instances travel to a worker process, results travel back."""
+
+    def run(self, env: Env, tick: Callable[[int], None]) -> Result:
+        """Do the work; call `tick(steps)` now and then with the environment steps done so far."""
+
+
+@dataclass(frozen=True)
+class EnvRecipe:
+    """How a worker makes its environment."""
+
+    spec: EnvSpec
+    scenarios: Scenarios
+    randomise: bool = True
+
+    def make(self) -> Env:
+        return self.spec.make(self.scenarios, randomise=self.randomise)
+
+
+@dataclass(frozen=True)
+class WorkerCrash:
+    """A worker process that died in the middle of a task, for the run's log."""
+
+    task: int
+    exit_code: int | None
+    restart: int
+
+
+class _WorkerError(EnvironmentFailure):
+    """An exception inside a worker, with its traceback for the log."""
+
+    def __init__(self, message: str, details: str) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
+    """A worker's life: make the environment, run tasks until the pipe closes."""
+    # Ctrl-C reaches the whole process group; only the main process decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    env: Env | None = None
+
+    def tick(done: int) -> None:
+        steps.value = done
+        if os.getppid() != parent:  # the run was killed: nobody will read the result
+            os._exit(1)
+
+    try:
+        while True:
+            task: Task[Any] = pipe.recv()
+            try:
+                env = env or recipe.make()
+                answer: tuple[Any, ...] = ("done", task.run(env, tick))
+            except VlmsafeError as error:
+                answer = ("failed", str(error), traceback.format_exc())
+            except Exception as error:
+                text = " ".join(str(error).split()) or "no message"
+                message = f"environment '{recipe.spec.name}' raised {type(error).__name__}: {text}"
+                answer = ("failed", message, traceback.format_exc())
+            pipe.send(answer)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        # No env.close(): simulators' clean-up is slow and can hang, and the process ends here anyway.
+        os._exit(0)
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    pipe: connection.Connection
+    steps: Any
+    task: int | None = None
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+@dataclass
+class WorkerPool(Generic[R]):
+    """Runs tasks on environments in separate processes."""
+
+    recipe: EnvRecipe
+    size: int
+    fresh: bool = False
+    max_restarts: int = 3
+    on_crash: Callable[[WorkerCrash], None] = lambda crash: None
+    _idle: list[_Worker] = field(default_factory=list)
+    _busy: list[_Worker] = field(default_factory=list)
+
+    def run(
+        self,
+        tasks: Sequence[Task[R]],
+        on_progress: Callable[[int], None] = lambda steps: None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> list[R] | None:
+        """The results in the order of the tasks, or None when `should_stop` became true.
+
+        `on_progress` hears the environment steps of all tasks together, a few times a second.
+        """
+        waiting = deque(range(len(tasks)))
+        results: dict[int, R] = {}
+        finished_steps = 0
+        restarts = 0
+        try:
+            while len(results) < len(tasks):
+                if should_stop():
+                    return None
+                while waiting and len(self._busy) < self.size:
+                    self._submit(tasks, waiting.popleft())
+                ready = connection.wait([worker.pipe for worker in self._busy], timeout=_POLL_SECONDS)
+                for worker in [worker for worker in self._busy if worker.pipe in ready]:
+                    assert worker.task is not None
+                    answer = self._receive(worker)
+                    if answer is None:
+                        restarts += 1
+                        self._restart_or_give_up(worker, restarts)
+                        waiting.appendleft(worker.task)
+                        continue
+                    kind, *rest = answer
+                    if kind == "failed":
+                        raise _WorkerError(*rest)
+                    results[worker.task] = rest[0]
+                    finished_steps += worker.steps.value
+                    self._release(worker)
+                on_progress(finished_steps + sum(worker.steps.value for worker in self._busy))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            if self._busy:
+                self.close()
+        return [results[index] for index in range(len(tasks))]
+
+    def prepare(self) -> None:
+        """Start processes ahead of the next tasks, so that their start overlaps with other work."""
+        while len(self._idle) + len(self._busy) < self.size:
+            self._idle.append(self._start())
+
+    def _submit(self, tasks: Sequence[Task[R]], index: int) -> None:
+        worker = self._idle.pop(0) if self._idle else self._start()
+        worker.task = index
+        worker.steps.value = 0
+        self._busy.append(worker)
+        try:
+            worker.pipe.send(tasks[index])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it died while idle; the closed pipe is noticed and counted when its answer is awaited
+
+    def _receive(self, worker: _Worker) -> tuple[Any, ...] | None:
+        """What the worker sent, or None where it died first."""
+        try:
+            answer: tuple[Any, ...] = worker.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            worker.process.join()
+            return None
+        return answer
+
+    def _restart_or_give_up(self, worker: _Worker, restarts: int) -> None:
+        assert worker.task is not None
+        code = worker.process.exitcode
+        self._busy.remove(worker)
+        worker.stop()
+        if restarts > self.max_restarts:
+            raise EnvironmentFailure(
+                f"environment '{self.recipe.spec.name}': a worker process died {restarts} times "
+                f"({_describe_exit(code)}); gave up after {self.max_restarts} restarts"
+            )
+        self.on_crash(WorkerCrash(worker.task, code, restarts))
+
+    def _release(self, worker: _Worker) -> None:
+        self._busy.remove(worker)
+        worker.task = None
+        if self.fresh:
+            worker.stop()
+        else:
+            self._idle.append(worker)
+
+    def _start(self) -> _Worker:
+        with _worker_server(self.recipe.spec.module):
+            ours, theirs = _CONTEXT.Pipe()
+            steps = _CONTEXT.RawValue("q", 0)
+            process = _CONTEXT.Process(target=_serve, args=(self.recipe, theirs, steps), daemon=True)
+            process.start()
+        theirs.close()
+        return _Worker(process, ours, steps)
+
+    def close(self) -> None:
+        """End all processes, working or not."""
+        for worker in [*self._idle, *self._busy]:
+            worker.stop()
+        self._idle.clear()
+        self._busy.clear()
+
+    def __enter__(self) -> WorkerPool[R]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+@contextmanager
+def _worker_server(module: str) -> Iterator[None]:
+    """The surroundings in which the server of worker processes starts, should it start now."""
+    _CONTEXT.set_forkserver_preload([__name__, module])
+    before = os.environ.get("PYTHONHASHSEED")
+    os.environ["PYTHONHASHSEED"] = "0"
+    # One BLAS thread per worker: the policy's products are tiny, and the workers already fill the cores.
+    threads = {name: os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    os.environ.update(dict.fromkeys(threads, "1"))
+    try:
+        yield
+    finally:
+        for name, value in {**threads, "PYTHONHASHSEED": before}.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+

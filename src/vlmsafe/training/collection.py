@@ -1,0 +1,161 @@
+"""Collecting an epoch: each worker steps its own simulator with its own copy of the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
+from vlmsafe.algorithms.rollout import Rollout
+from vlmsafe.envs.api import Env, Scenarios
+from vlmsafe.errors import EnvironmentFailure
+
+_TICK_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker brings back from an epoch."""
+
+    rollout: Rollout
+    seen: Normaliser
+    """Statistics of the raw observations of this share alone."""
+    episodes: list[dict[str, Any]]
+    """One record per episode begun, the unfinished last one included."""
+
+
+@dataclass(frozen=True)
+class CollectTask:
+    """One worker's share of an epoch. Equal tasks give equal shares, on a simulator that repeats itself."""
+
+    policy: Policy
+    normaliser: Normaliser | None
+    """Statistics at the start of the epoch; None leaves observations as they are."""
+    scenarios: Scenarios
+    traffic: bool
+    """Whether a scenario leaves traffic open, so that a traffic seed is drawn for each episode."""
+    steps: int
+    seed: tuple[int, ...]
+
+    def run(self, env: Env, tick: Callable[[int], None]) -> Share:
+        return collect(env, self, tick)
+
+
+@dataclass
+class _Episode:
+    """Counts of the episode under way."""
+
+    scenario: int
+    details: dict[str, Any] = field(default_factory=dict)
+    env_return: float = 0.0
+    cost: float = 0.0
+    length: int = 0
+
+    def record(self, *, finished: bool, info: dict[str, Any]) -> dict[str, Any]:
+        row: dict[str, Any] = {"scenario": self.scenario, **self.details, "finished": finished}
+        row |= {"return": self.env_return, "cost": self.cost, "length": self.length}
+        if "arrived" in info:
+            row["arrived"] = bool(info["arrived"])
+        return row
+
+
+def begin_episode(env: Env, scenario: int, details: dict[str, Any] | None = None) -> Array:
+    """Reset to a scenario; the first observation, checked."""
+    observation, _ = env.reset(seed=scenario, options=details or None)
+    return _checked_observation(observation, scenario, 0)
+
+
+def step_episode(env: Env, action: Array, scenario: int, step: int) -> tuple[Array, float, float, bool, bool, dict[str, Any]]:
+    """One environment step with everything that enters learning checked to be finite."""
+    observation, reward, terminated, truncated, info = env.step(action)
+    if "cost" not in info:
+        raise EnvironmentFailure(
+            f"the environment did not report a cost: info['cost'] is missing at step {step} of scenario {scenario}; "
+            "add it to the info of every step"
+        )
+    reward, cost = float(reward), float(info["cost"])
+    for name, value in (("reward", reward), ("cost", cost)):
+        if not math.isfinite(value):
+            raise EnvironmentFailure(
+                f"the environment returned {name} {value} at step {step} of scenario {scenario}; "
+                "rewards and costs must be finite"
+            )
+    return _checked_observation(observation, scenario, step), reward, cost, bool(terminated), bool(truncated), info
+
+
+def _checked_observation(observation: Any, scenario: int, step: int) -> Array:
+    array = np.asarray(observation, dtype=np.float32)
+    # The sum is finite exactly when every entry is, short of an overflow that is as unusable.
+    if not math.isfinite(float(array.sum(dtype=np.float64))):
+        raise EnvironmentFailure(
+            f"the environment returned an observation with NaN or infinity at step {step} of scenario {scenario}"
+        )
+    return array
+
+
+def collect(env: Env, task: CollectTask, tick: Callable[[int], None] = lambda steps: None) -> Share:
+    """Step `env` for the task's share, from the beginning of an episode.
+
+    An episode cut by the end of the share is abandoned: its samples are used, its return and cost enter no statistic.
+    """
+    assert isinstance(env.observation_space, gymnasium.spaces.Box)
+    assert isinstance(env.action_space, gymnasium.spaces.Box)
+    dimension, actions_dim = env.observation_space.shape[0], env.action_space.shape[0]
+    rng = np.random.default_rng(task.seed)
+    to_env = ActionMap.to(env.action_space)
+    seen = Normaliser.empty(dimension)
+    running = task.normaliser.copy() if task.normaliser is not None else None
+
+    def see(observation: Array) -> Array:
+        """Statistics first, then the standardised observation, as the networks expect it."""
+        if running is None:
+            return observation
+        seen.update(observation)
+        running.update(observation)
+        return running.normalise(observation)
+
+    n = task.steps
+    observations, actions = np.empty((n, dimension), np.float32), np.empty((n, actions_dim), np.float32)
+    log_probs, rewards, costs = np.empty(n, np.float32), np.empty(n), np.empty(n)
+    path_ends, last, terminals, episodes = [], [], [], []
+    episode, state = _next_episode(env, task, rng, see)
+    for t in range(n):
+        action, log_prob = task.policy.sample(state, rng)
+        observations[t], actions[t], log_probs[t] = state, action, log_prob
+        raw, rewards[t], costs[t], terminated, truncated, info = step_episode(
+            env, to_env(action), episode.scenario, episode.length + 1
+        )
+        state = see(raw)
+        episode.env_return += rewards[t]
+        episode.cost += costs[t]
+        episode.length += 1
+        finished = terminated or truncated
+        if finished or t == n - 1:
+            path_ends.append(t + 1)
+            last.append(state)
+            terminals.append(terminated)
+            episodes.append(episode.record(finished=finished, info=info))
+            if t < n - 1:
+                episode, state = _next_episode(env, task, rng, see)
+        if t % _TICK_STEPS == 0:
+            tick(t + 1)
+    tick(n)
+    rollout = Rollout(
+        observations, actions, log_probs, rewards, costs,
+        np.array(path_ends, np.int64), np.array(last, np.float32), np.array(terminals, np.bool_),
+    )  # fmt: skip
+    return Share(rollout, seen, episodes)
+
+
+def _next_episode(
+    env: Env, task: CollectTask, rng: np.random.Generator, see: Callable[[Array], Array]
+) -> tuple[_Episode, Array]:
+    scenario = task.scenarios.draw(rng)
+    # Whatever a scenario leaves open is drawn here and recorded, so that an episode can be repeated.
+    details = {"traffic_seed": int(rng.integers(2**31))} if task.traffic else {}
+    return _Episode(scenario, details), see(begin_episode(env, scenario, details))
