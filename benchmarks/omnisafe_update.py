@@ -6,19 +6,19 @@ OmniSafe 0.5.0, and so imports nothing of vlmsafe; the two halves exchange NumPy
     python omnisafe_update.py INPUT.npz OUTPUT.npz --algo PPOLag --iters 4 --threads 1
 
 INPUT.npz (N samples, observations of D and actions of A numbers; float32 unless said otherwise):
-    obs [N, D], act [N, A], logp, adv_r, adv_c, target_value_r, target_value_c [N]: what OmniSafe's buffer would
-        return, the reward advantage already standardised and the cost advantage already centred;
+    obs [N, D], act [N, A], logp, adv_r, adv_c, target_value_r, target_value_c [N]: what OmniSafe's buffer
+        returns, the reward advantage already standardised and the cost advantage already centred;
     before/actor.*, before/reward_critic.*, before/cost_critic.*: the initial parameters;
     multiplier: the Lagrange multiplier used throughout the update (ignored by algorithms that have none);
-    orders [passes, N] (int64): the sample order of each pass over the data. The passes of an update are counted
-        through, starting again after the last row, so a second stage (CUP) may have rows of its own;
+    orders [passes, N] (int64): the sample order of each pass over the data. Pass k of an update takes row
+        k modulo the number of rows; a second stage (CUP) counts on, so it may have rows of its own;
     batch_size: the size of a minibatch;
     episode_cost, cost_limit (optional, both 25 if absent): read by P3O and CPO only.
 
 OUTPUT.npz: after/* (the parameters, under the names of before/*), seconds, minibatches.
 
 What is timed is the unmodified `_update` of the algorithm: its data loader, its logger calls, its critic and
-actor steps. Everything else keeps OmniSafe's defaults, except that stopping early on the KL divergence is off, so
+actor steps. All settings keep OmniSafe's defaults, except that stopping early on the KL divergence is off, so
 that the amount of work is fixed. The learning rate is that of the first epoch.
 """
 
@@ -126,7 +126,7 @@ def give_data(algorithm: Any, data: Mapping[str, np.ndarray]) -> GivenOrder:
     algorithm._buf.get = lambda: dict(batch)
 
     # The multiplier is set and its own update replaced by nothing, so that it stays at the given value.
-    lagrange = getattr(algorithm, "_lagrange", None)
+    lagrange: Any = getattr(algorithm, "_lagrange", None)
     if hasattr(lagrange, "pid_update"):
         lagrange._cost_penalty = float(data["multiplier"])
         lagrange.pid_update = lambda episode_cost: None
@@ -134,12 +134,12 @@ def give_data(algorithm: Any, data: Mapping[str, np.ndarray]) -> GivenOrder:
         lagrange.lagrangian_multiplier.data.fill_(float(data["multiplier"]))
         lagrange.update_lagrange_multiplier = lambda episode_cost: None
 
-    # Read by every constrained algorithm, but of influence in P3O and CPO only, now that the multiplier is fixed.
+    # With the multiplier fixed, these two matter in P3O and CPO only; PPOLag asserts that there is a cost.
     algorithm.logger.store({"Metrics/EpCost": float(data.get("episode_cost", 25.0))})
     algorithm._cfgs.algo_cfgs.cost_limit = float(data.get("cost_limit", 25.0))
 
-    # The modules' name `DataLoader` is replaced by a factory that makes the genuine loader, with a sampler of the
-    # given order where OmniSafe asks for shuffling.
+    # The name `DataLoader` in OmniSafe's modules is replaced by a factory that makes the genuine loader, with
+    # a sampler of the given order where OmniSafe asks for shuffling. The cost is the same.
     order = GivenOrder(data["orders"])
 
     def ordered_loader(dataset: Dataset[Any], batch_size: int, shuffle: bool) -> DataLoader[Any]:

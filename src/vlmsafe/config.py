@@ -241,7 +241,7 @@ def from_dict(data: Mapping[str, Any], defaults: T, source: str) -> T:
         ) from None
 
 
-def _merge(defaults: Any, data: Mapping[str, Any], source: str, path: str) -> dict[str, Any]:
+def _merge(defaults: Any, data: Any, source: str, path: str) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         where = f" for '{path.rstrip('.')}'" if path else ""
         raise InputError(f"{source}: expected a mapping of settings{where}, got {type(data).__name__}")

@@ -7,7 +7,7 @@ table holds whole configurations of the parts, never code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class Method:
     name: str
     summary: str
     learner: LearnerConfig
-    multiplier: MultiplierConfig = MultiplierConfig()
+    multiplier: MultiplierConfig = field(default_factory=MultiplierConfig)
 
 
 METHODS: dict[str, Method] = {
@@ -59,9 +59,7 @@ def method(name: str) -> Method:
 def method_defaults(name: str, base: TrainConfig | None = None) -> TrainConfig:
     """A run configuration with the settings of a method in place."""
     chosen = method(name)
-    return replace(
-        base or TrainConfig(), method=name, learner=chosen.learner, multiplier=chosen.multiplier
-    )
+    return replace(base or TrainConfig(), method=name, learner=chosen.learner, multiplier=chosen.multiplier)
 
 
 def config_from(settings: Mapping[str, Any], source: str = "settings", method_name: str | None = None) -> TrainConfig:

@@ -11,7 +11,11 @@ from vlmsafe.algorithms.networks import Stack
 
 FOLDER = Path(__file__).parent / "omnisafe-0.5.0"
 
-_NETWORKS = {"policy": "actor.mean", "reward_critic": "reward_critic.critic_0", "cost_critic": "cost_critic.critic_0"}
+_NETWORKS = {
+    "policy": "actor.mean",
+    "reward_critic": "reward_critic.critic_0",
+    "cost_critic": "cost_critic.critic_0",
+}
 
 
 def scalars() -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Policy:
     def sample(self, observation: Array, rng: np.random.Generator) -> tuple[Array, np.float32]:
         """A random action and the logarithm of its density."""
         noise = rng.standard_normal(self.log_std.shape[0], dtype=np.float32)
-        action = self.mean(observation) + np.exp(self.log_std) * noise
+        action: Array = self.mean(observation) + np.exp(self.log_std) * noise
         log_prob = np.sum(-0.5 * noise * noise - self.log_std - np.float32(LOG_SQRT_2PI))
         return action, np.float32(log_prob)
 
@@ -99,8 +99,8 @@ class Policy:
 class ActionMap:
     """From the policy's [-1, 1] to the bounds of an action space; samples beyond them are clipped to them."""
 
-    low: NDArray[np.floating[Any]]
-    high: NDArray[np.floating[Any]]
+    low: NDArray[Any]
+    high: NDArray[Any]
 
     @classmethod
     def to(cls, space: gymnasium.spaces.Box) -> ActionMap:

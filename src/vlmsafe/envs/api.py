@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -44,18 +44,6 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     environment was made with. `info["arrived"]`, where an environment has it, says on the last step of an episode
     whether the task was completed.
     """
-
-    @abc.abstractmethod
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Start scenario `seed`, or one drawn from the pool when it is None."""
-
-    @abc.abstractmethod
-    def step(
-        self, action: NDArray[np.floating[Any]]
-    ) -> tuple[Observation, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Observation, reward, terminated, truncated, and an info that holds the step's cost."""
 
     @abc.abstractmethod
     def frame(self) -> Frame:

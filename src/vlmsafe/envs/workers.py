@@ -17,7 +17,7 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
@@ -58,11 +58,11 @@ class WorkerCrash:
     """A worker process that died in the middle of a task, for the run's log."""
 
     task: int
-    exit_code: int | None
+    cause: str
     restart: int
 
 
-class _WorkerError(EnvironmentFailure):
+class WorkerError(EnvironmentFailure):
     """An exception inside a worker, with its traceback for the log."""
 
     def __init__(self, message: str, details: str) -> None:
@@ -158,7 +158,7 @@ class WorkerPool(Generic[R]):
                         continue
                     kind, *rest = answer
                     if kind == "failed":
-                        raise _WorkerError(*rest)
+                        raise WorkerError(*rest)
                     results[worker.task] = rest[0]
                     finished_steps += worker.steps.value
                     self._release(worker)
@@ -181,10 +181,9 @@ class WorkerPool(Generic[R]):
         worker.task = index
         worker.steps.value = 0
         self._busy.append(worker)
-        try:
+        # It may have died while idle; the closed pipe is noticed and counted when its answer is awaited.
+        with suppress(BrokenPipeError, ConnectionResetError):
             worker.pipe.send(tasks[index])
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it died while idle; the closed pipe is noticed and counted when its answer is awaited
 
     def _receive(self, worker: _Worker) -> tuple[Any, ...] | None:
         """What the worker sent, or None where it died first."""
@@ -197,15 +196,15 @@ class WorkerPool(Generic[R]):
 
     def _restart_or_give_up(self, worker: _Worker, restarts: int) -> None:
         assert worker.task is not None
-        code = worker.process.exitcode
+        cause = _describe_exit(worker.process.exitcode)
         self._busy.remove(worker)
         worker.stop()
         if restarts > self.max_restarts:
             raise EnvironmentFailure(
                 f"environment '{self.recipe.spec.name}': a worker process died {restarts} times "
-                f"({_describe_exit(code)}); gave up after {self.max_restarts} restarts"
+                f"({cause}); gave up after {self.max_restarts} restarts"
             )
-        self.on_crash(WorkerCrash(worker.task, code, restarts))
+        self.on_crash(WorkerCrash(worker.task, cause, restarts))
 
     def _release(self, worker: _Worker) -> None:
         self._busy.remove(worker)
@@ -261,4 +260,3 @@ def _worker_server(module: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-

@@ -30,6 +30,24 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Dimensions:
+    """Sizes of an environment's observation and action."""
+
+    observation: int
+    action: int
+
+
+@dataclass(frozen=True)
+class DescribeTask:
+    """Make the environment, which also shows early that it can be made, and say how large its spaces are."""
+
+    def run(self, env: Env, tick: Callable[[int], None]) -> Dimensions:
+        observation, action = env.observation_space.shape, env.action_space.shape
+        assert observation is not None and action is not None
+        return Dimensions(observation[0], action[0])
+
+
+@dataclass(frozen=True)
 class CollectTask:
     """One worker's share of an epoch. Equal tasks give equal shares, on a simulator that repeats itself."""
 
@@ -70,7 +88,9 @@ def begin_episode(env: Env, scenario: int, details: dict[str, Any] | None = None
     return _checked_observation(observation, scenario, 0)
 
 
-def step_episode(env: Env, action: Array, scenario: int, step: int) -> tuple[Array, float, float, bool, bool, dict[str, Any]]:
+def step_episode(
+    env: Env, action: Array, scenario: int, step: int
+) -> tuple[Array, float, float, bool, bool, dict[str, Any]]:
     """One environment step with everything that enters learning checked to be finite."""
     observation, reward, terminated, truncated, info = env.step(action)
     if "cost" not in info:
@@ -85,7 +105,14 @@ def step_episode(env: Env, action: Array, scenario: int, step: int) -> tuple[Arr
                 f"the environment returned {name} {value} at step {step} of scenario {scenario}; "
                 "rewards and costs must be finite"
             )
-    return _checked_observation(observation, scenario, step), reward, cost, bool(terminated), bool(truncated), info
+    return (
+        _checked_observation(observation, scenario, step),
+        reward,
+        cost,
+        bool(terminated),
+        bool(truncated),
+        info,
+    )
 
 
 def _checked_observation(observation: Any, scenario: int, step: int) -> Array:
@@ -103,12 +130,11 @@ def collect(env: Env, task: CollectTask, tick: Callable[[int], None] = lambda st
 
     An episode cut by the end of the share is abandoned: its samples are used, its return and cost enter no statistic.
     """
-    assert isinstance(env.observation_space, gymnasium.spaces.Box)
     assert isinstance(env.action_space, gymnasium.spaces.Box)
-    dimension, actions_dim = env.observation_space.shape[0], env.action_space.shape[0]
+    sizes = DescribeTask().run(env, tick)
     rng = np.random.default_rng(task.seed)
     to_env = ActionMap.to(env.action_space)
-    seen = Normaliser.empty(dimension)
+    seen = Normaliser.empty(sizes.observation)
     running = task.normaliser.copy() if task.normaliser is not None else None
 
     def see(observation: Array) -> Array:
@@ -120,7 +146,8 @@ def collect(env: Env, task: CollectTask, tick: Callable[[int], None] = lambda st
         return running.normalise(observation)
 
     n = task.steps
-    observations, actions = np.empty((n, dimension), np.float32), np.empty((n, actions_dim), np.float32)
+    observations = np.empty((n, sizes.observation), np.float32)
+    actions = np.empty((n, sizes.action), np.float32)
     log_probs, rewards, costs = np.empty(n, np.float32), np.empty(n), np.empty(n)
     path_ends, last, terminals, episodes = [], [], [], []
     episode, state = _next_episode(env, task, rng, see)

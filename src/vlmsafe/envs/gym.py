@@ -1,0 +1,103 @@
+"""Any registered Gymnasium environment that reports a cost, as `gym:<id>` or `gym:<module>:<id>`.
+
+The cost is `info["cost"]`, or the third element of Safety-Gymnasium's six-tuple (observation, reward, cost,
+terminated, truncated, info). Dictionary and image-shaped observations are flattened.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from typing import Any
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
+from vlmsafe.errors import EnvironmentFailure, InputError, unknown_name
+
+
+class GymEnv(Env):
+    """A Gymnasium environment behind this package's interface."""
+
+    def __init__(self, inner: gymnasium.Env[Any, Any], name: str, time_limit: int | None, scenarios: Scenarios) -> None:
+        self._inner, self._name, self._time_limit, self._scenarios = inner, name, time_limit, scenarios
+        self._step = 0
+        if not isinstance(inner.action_space, gymnasium.spaces.Box) or len(inner.action_space.shape) != 1:
+            raise InputError(
+                f"environment '{name}' has the action space {inner.action_space}; "
+                "the learners need a one-dimensional Box of continuous actions"
+            )
+        self.action_space = inner.action_space
+        flat = gymnasium.spaces.utils.flatten_space(inner.observation_space)
+        if not isinstance(flat, gymnasium.spaces.Box):
+            raise InputError(f"environment '{name}': observations of {inner.observation_space} are not a flat vector")
+        self._flatten = not (
+            isinstance(inner.observation_space, gymnasium.spaces.Box) and inner.observation_space.shape == flat.shape
+        )
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, flat.shape, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        scenario = self._scenarios.draw(self.np_random) if seed is None else seed
+        observation, info = self._inner.reset(seed=scenario, options=options)
+        return self._vector(observation), {**info, "scenario": scenario}
+
+    def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        result: tuple[Any, ...] = tuple(self._inner.step(action.astype(self.action_space.dtype)))
+        if len(result) == 6:
+            observation, reward, cost, terminated, truncated, info = result
+            info = {**info, "cost": cost}
+        elif len(result) == 5:
+            observation, reward, terminated, truncated, info = result
+        else:
+            raise EnvironmentFailure(
+                f"environment '{self._name}': step returned {len(result)} values; expected Gymnasium's five or "
+                "Safety-Gymnasium's six"
+            )
+        self._step += 1
+        timed_out = self._time_limit is not None and self._step >= self._time_limit
+        return self._vector(observation), float(reward), bool(terminated), bool(truncated) or timed_out, info
+
+    def _vector(self, observation: Any) -> Observation:
+        if self._flatten:
+            observation = gymnasium.spaces.utils.flatten(self._inner.observation_space, observation)
+        return np.asarray(observation, dtype=np.float32)
+
+    def frame(self) -> Frame:
+        image = self._inner.render()
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
+            raise EnvironmentFailure(
+                f"environment '{self._name}' does not render RGB arrays; register it with render_mode='rgb_array'"
+            )
+        return image
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
+    """Called by `EnvSpec.make`; a Gymnasium environment has only its seed, so nothing is left to randomise."""
+    env_id = spec.name.removeprefix("gym:")
+    module, _, registered_id = env_id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)  # which registers the environment
+        registered = copy.deepcopy(gymnasium.spec(registered_id))
+    except gymnasium.error.NameNotFound:
+        raise unknown_name("Gymnasium environment", registered_id, sorted(gymnasium.registry)) from None
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise InputError(f"environment '{spec.name}' cannot be made: {' '.join(str(error).split())}") from None
+    # Gymnasium's own time limit and checkers unpack five values; without them a six-tuple passes through, and the
+    # limit is kept here.
+    time_limit, registered.max_episode_steps = registered.max_episode_steps, None
+    registered.order_enforce, registered.disable_env_checker = False, True
+    try:
+        inner: gymnasium.Env[Any, Any] = gymnasium.make(registered)
+    except gymnasium.error.Error as error:
+        raise InputError(f"environment '{spec.name}' cannot be made: {' '.join(str(error).split())}") from None
+    return GymEnv(inner, spec.name, time_limit, scenarios)

@@ -1,0 +1,256 @@
+"""What a person sees while a run trains: a live line on a terminal, plain lines elsewhere, TensorBoard on request.
+
+Nothing here is a record; the run directory is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from vlmsafe.errors import MissingDependencyError
+from vlmsafe.training.run import Run
+
+
+class Display(Protocol):
+    """Hears of everything worth showing."""
+
+    def start(self, epoch: int) -> None:
+        """Training begins, or continues after `epoch` epochs."""
+
+    def steps(self, total: int) -> None:
+        """Environment steps done so far in the whole run."""
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """An epoch was recorded."""
+
+    def note(self, text: str) -> None:
+        """Something unusual happened."""
+
+
+@contextmanager
+def make_display(run: Run, quiet: bool) -> Iterator[Display]:
+    """The displays that fit where the output goes and what the run asks for."""
+    console = Console(stderr=True, highlight=False)
+    displays: list[Display] = []
+    with ExitStack() as stack:
+        if not quiet:
+            displays.append(stack.enter_context(_Live(run, console)) if console.is_terminal else _Lines(run, console))
+        if run.config.tensorboard:
+            displays.append(stack.enter_context(_TensorBoard(run)))
+        yield _Several(displays)
+
+
+class _Several:
+    def __init__(self, displays: list[Display]) -> None:
+        self._displays = displays
+
+    def start(self, epoch: int) -> None:
+        for display in self._displays:
+            display.start(epoch)
+
+    def steps(self, total: int) -> None:
+        for display in self._displays:
+            display.steps(total)
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        for display in self._displays:
+            display.epoch(row)
+
+    def note(self, text: str) -> None:
+        for display in self._displays:
+            display.note(text)
+
+
+class _Speed:
+    """Steps per second and time left, from the steps of this process alone."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._begun: tuple[float, int] | None = None
+
+    def begin(self, steps: int) -> None:
+        self._begun = (time.monotonic(), steps)
+
+    def at(self, steps: int) -> tuple[float, float | None]:
+        """(steps per second, seconds left)."""
+        assert self._begun is not None
+        seconds = time.monotonic() - self._begun[0]
+        rate = (steps - self._begun[1]) / seconds if seconds > 0 else 0.0
+        return rate, (self._total - steps) / rate if rate > 0 else None
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes, seconds as people write them.
+
+    >>> duration(59), duration(3725), duration(None)
+    ('59 s', '1 h 02 min', '?')
+    """
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A figure, or a dash where there is none yet."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+class _Lines:
+    """One plain line per epoch."""
+
+    def __init__(self, run: Run, console: Console) -> None:
+        self._run, self._console = run, console
+        self._speed = _Speed(run.config.total_steps)
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def start(self, epoch: int) -> None:
+        config = self._run.config
+        self._speed.begin(epoch * config.steps_per_epoch)
+        how = f"continues after epoch {epoch}" if epoch else "starts"
+        self._print(
+            f"{self._run.path}: {config.method} on {config.env}, seed {config.seed}, {how}; "
+            f"{config.epochs} epochs of {config.steps_per_epoch:,} steps, {config.num_envs} workers"
+        )
+
+    def steps(self, total: int) -> None:
+        pass
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        rate, left = self._speed.at(row["steps"])
+        multiplier = f"  lambda {number(row['multiplier'], 3)}" if row["multiplier"] is not None else ""
+        self._print(
+            f"epoch {row['epoch']}/{self._run.config.epochs}  steps {row['steps']:,}  {rate:.0f} steps/s  "
+            f"return {number(row['env_return'])}  cost {number(row['episode_cost'])} of {row['budget']:g}{multiplier}  "
+            f"kl {row['kl']:.4f}  episodes {row['episodes']}  left {duration(left)}"
+        )
+
+    def note(self, text: str) -> None:
+        self._print(f"note: {text}")
+
+
+class _Live:
+    """A progress bar over the run and the figures of the newest epoch."""
+
+    def __init__(self, run: Run, console: Console) -> None:
+        config = run.config
+        self._run = run
+        self._speed = _Speed(config.total_steps)
+        self._figures: Mapping[str, Any] | None = None
+        self._progress = _FiguresBelow(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            console=console,
+            expand=True,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task(f"{config.method} on {config.env}", total=config.total_steps, speed="")
+
+    def __enter__(self) -> _Live:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def start(self, epoch: int) -> None:
+        done = epoch * self._run.config.steps_per_epoch
+        self._speed.begin(done)
+        self._progress.update(self._task, completed=done)
+        self._progress.console.print(f"run directory [cyan]{self._run.path}[/]")
+
+    def steps(self, total: int) -> None:
+        rate, left = self._speed.at(total)
+        self._progress.update(
+            self._task, completed=total, speed=f"{rate:.0f} steps/s, {duration(left)} left"
+        )
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        self._progress.figures = _figures(row, self._run.config.epochs)
+        self.steps(row["steps"])
+
+    def note(self, text: str) -> None:
+        self._progress.console.print("[yellow]note:[/]", text)
+
+
+class _FiguresBelow(Progress):
+    """A progress bar with a small table under it."""
+
+    figures: Table | None = None
+
+    def get_renderables(self) -> Iterator[Any]:  # type: ignore[override]
+        yield self.make_tasks_table(self.tasks)
+        if self.figures is not None:
+            yield self.figures
+
+
+def _figures(row: Mapping[str, Any], epochs: int) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    cost, budget = row["episode_cost"], row["budget"]
+    within = cost is not None and cost <= budget
+    for heading in ("epoch", "return", "cost / budget", "lambda", "KL", "passes", "episodes"):
+        table.add_column(heading)
+    table.add_row(
+        f"{row['epoch']}/{epochs}",
+        number(row["env_return"]),
+        f"[{'green' if within else 'red'}]{number(cost)}[/] / {budget:g}",
+        number(row["multiplier"], 3),
+        f"{row['kl']:.4f}",
+        str(row["passes"]),
+        str(row["episodes"]),
+    )
+    return table
+
+
+class _TensorBoard:
+    """The epoch rows as TensorBoard scalars."""
+
+    def __init__(self, run: Run) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MissingDependencyError(
+                "--tensorboard needs the package 'tensorboard', which is not installed; "
+                "install it with: pip install 'vlmsafe[tensorboard]'"
+            ) from None
+        self._run = run
+        self._writer_class = SummaryWriter
+        self._writer: Any = None
+
+    def __enter__(self) -> _TensorBoard:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def start(self, epoch: int) -> None:
+        # What a killed process had written beyond the checkpoint is hidden, as it is cut from the row files.
+        done = epoch * self._run.config.steps_per_epoch
+        self._writer = self._writer_class(str(self._run.path / "tensorboard"), purge_step=done + 1)
+
+    def steps(self, total: int) -> None:
+        pass
+
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        for name, value in row.items():
+            if isinstance(value, int | float) and name not in ("epoch", "steps"):
+                self._writer.add_scalar(f"train/{name}", value, row["steps"])
+        self._writer.flush()
+
+    def note(self, text: str) -> None:
+        pass

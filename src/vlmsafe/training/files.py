@@ -1,0 +1,139 @@
+"""Writing files that a crash cannot leave half-written, and one process per run directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vlmsafe.errors import RunError
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a failed write (a full disk, a lost mount, missing permission) into one line."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        hint = ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            hint = "; free some space, then resume the run"
+        raise RunError(f"cannot write {path}: {reason}{hint}") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, flush it to disk, then put it in place in one step.
+
+    After a crash at any moment the path holds the old content or the new, never a part.
+    """
+    temporary = path.with_name(f".{path.name}.partial")
+    with disk_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and removals in a directory durable."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def append_rows(path: Path, rows: list[Mapping[str, Any]]) -> int:
+    """Add JSON lines to a file and flush them to disk; the file's new size.
+
+    A write that fails part-way is cut off again, so that the file always ends with a whole row.
+    """
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
+    with disk_errors(path), path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            os.truncate(path, before)
+            raise
+        return file.tell()
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file; a last line that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
+    return rows
+
+
+def cut_to(path: Path, size: int) -> None:
+    """Shorten an append-only file to what it held at a checkpoint."""
+    have = path.stat().st_size if path.exists() else 0
+    if have < size:
+        raise RunError(f"{path} is shorter ({have} bytes) than its checkpoint says ({size}); the file was damaged")
+    if have > size:
+        with disk_errors(path):
+            os.truncate(path, size)
+
+
+class DirectoryLock:
+    """Keeps a second process out of a run directory. The kernel drops the lock when its holder dies, however."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "lock"
+        self._handle: int | None = None
+
+    def __enter__(self) -> DirectoryLock:
+        with disk_errors(self._path):
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 32).decode(errors="replace").strip()
+            os.close(handle)
+            raise RunError(
+                f"{self._path.parent} is in use by another process (pid {holder or 'unknown'}); "
+                "wait for it, stop it, or choose another --run-dir"
+            ) from None
+        with disk_errors(self._path):
+            os.truncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
+        self._handle = handle
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether some process is working in a run directory now."""
+    path = directory / "lock"
+    if not path.exists():
+        return False
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(handle)

@@ -1,0 +1,214 @@
+"""The run directory: the single record of a training run.
+
+    config.yaml       every setting, with versions and hardware under `recorded`
+    epochs.jsonl      one row per epoch; equal runs have equal files
+    episodes.jsonl    one row per training episode, the unfinished ones included
+    timing.jsonl      seconds per stage of each epoch
+    events.jsonl      starts, stops, crashes, fallbacks: what happened to the run
+    checkpoints/      see `checkpoint`
+    evaluations/      one table per protocol
+
+The row files only grow. A checkpoint remembers their sizes; resuming cuts them back to it, so that no epoch appears
+twice. Nothing here is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from vlmsafe.config import TrainConfig, to_dict, to_yaml
+from vlmsafe.errors import InputError, RunError
+from vlmsafe.methods import config_from_yaml
+from vlmsafe.training.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    path_of,
+    save_checkpoint,
+    saved_epochs,
+)
+from vlmsafe.training.files import (
+    append_rows,
+    cut_to,
+    disk_errors,
+    is_locked,
+    read_rows,
+    sync_directory,
+    write_atomically,
+)
+
+Status = Literal["finished", "running", "stopped early", "untrained"]
+_ROW_FILES = ("epochs", "episodes", "timing")
+_PACKAGES = ("vlmsafe", "numpy", "torch", "gymnasium", "metadrive-simulator")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory and its configuration."""
+
+    path: Path
+    config: TrainConfig
+
+    @classmethod
+    def create(cls, config: TrainConfig) -> Run:
+        """Make a new run directory; `config` must be resolved."""
+        assert config.run_dir is not None
+        path = config.run_dir
+        if (path / "config.yaml").exists():
+            existing = cls.open(path)
+            raise InputError(
+                f"{path} already holds a run ({existing.describe()}); continue it with: "
+                f"vlmsafe train --resume {path}, or choose another --run-dir"
+            )
+        if path.exists() and not path.is_dir():
+            raise InputError(f"--run-dir {path} is a file; choose a directory")
+        with disk_errors(path):
+            for folder in ("checkpoints", "evaluations"):
+                (path / folder).mkdir(parents=True, exist_ok=True)
+            sync_directory(path)
+        run = cls(path, config)
+        # The configuration is written last: a directory without one is not a run.
+        write_atomically(path / "config.yaml", to_yaml(to_dict(config) | {"recorded": _surroundings()}).encode())
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str) -> Run:
+        """An existing run."""
+        path = Path(path)
+        if not (path / "config.yaml").is_file():
+            nearby = [str(p.parent) for p in sorted(path.glob("**/config.yaml"))[:3]] if path.is_dir() else []
+            hint = f"; did you mean {' or '.join(nearby)}?" if nearby else ""
+            raise InputError(f"{path} is not a run directory: it has no config.yaml{hint}")
+        # A directory may have been moved since it was written; where it is now is where it is.
+        config = config_from_yaml(path / "config.yaml")
+        return cls(path, TrainConfig(**{**vars(config), "run_dir": path}).resolved())
+
+    def event(self, kind: str, **details: Any) -> None:
+        """Note what happened to the run, with the time."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        append_rows(self.path / "events.jsonl", [{"time": now, "event": kind, **details}])
+
+    def events(self) -> list[dict[str, Any]]:
+        return read_rows(self.path / "events.jsonl")
+
+    def append(self, file: str, rows: list[Mapping[str, Any]]) -> None:
+        """Add rows to one of the row files."""
+        append_rows(self.path / f"{file}.jsonl", rows)
+
+    def rows(self, file: str) -> list[dict[str, Any]]:
+        """The rows of one of the row files."""
+        return read_rows(self.path / f"{file}.jsonl")
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint that remembers how far the row files have grown."""
+        sizes = {file: self._row_file_size(file) for file in _ROW_FILES}
+        complete = Checkpoint(checkpoint.epoch, checkpoint.arrays, checkpoint.values | {"row_files": sizes})
+        save_checkpoint(self.checkpoints, complete, self.config.checkpoint.keep)
+
+    def restore(self) -> tuple[Checkpoint, list[str]]:
+        """The newest readable checkpoint, with the row files cut back to it, and what was wrong with newer ones."""
+        checkpoint, problems = newest_checkpoint(self.checkpoints)
+        for file, size in checkpoint.values["row_files"].items():
+            cut_to(self.path / f"{file}.jsonl", size)
+        for epoch in saved_epochs(self.checkpoints):
+            if epoch > checkpoint.epoch:
+                path_of(self.checkpoints, epoch).unlink()
+        return checkpoint, problems
+
+    def checkpoint(self, epoch: int | None = None) -> tuple[Checkpoint, list[str]]:
+        """A checkpoint for reading: of an epoch, or the newest readable one with notes on damaged newer ones."""
+        if epoch is None:
+            return newest_checkpoint(self.checkpoints)
+        if epoch not in (saved := saved_epochs(self.checkpoints)):
+            raise InputError(f"{self.path} has no checkpoint of epoch {epoch}; it has {', '.join(map(str, saved))}")
+        return load_checkpoint(path_of(self.checkpoints, epoch)), []
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.path / "evaluations"
+
+    def epochs_done(self) -> int:
+        """Epochs of the newest checkpoint; 0 before the first."""
+        return max(saved_epochs(self.checkpoints), default=0)
+
+    def status(self) -> Status:
+        """Whether the run is over, under way, or ended before its last epoch."""
+        if is_locked(self.path):
+            return "running"
+        done = self.epochs_done()
+        if done >= self.config.epochs:
+            return "finished"
+        return "stopped early" if done else "untrained"
+
+    def describe(self) -> str:
+        """Status in words, for messages and tables."""
+        return f"{self.status()}, epoch {self.epochs_done()} of {self.config.epochs}"
+
+    def _row_file_size(self, file: str) -> int:
+        path = self.path / f"{file}.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+
+def find_runs(folder: Path) -> tuple[list[Run], list[str]]:
+    """Every run under a folder, and a line about each one that cannot be read."""
+    runs: list[Run] = []
+    problems: list[str] = []
+    for path in sorted(folder.glob("**/config.yaml")):
+        try:
+            runs.append(Run.open(path.parent))
+        except (InputError, RunError) as error:
+            problems.append(f"{path.parent}: {error}")
+    return runs, problems
+
+
+def _surroundings() -> dict[str, Any]:
+    """Versions, revision and hardware, so that a reader knows what produced the numbers."""
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": versions,
+        "git_revision": _git_revision(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def _git_revision() -> str | None:
+    """Revision of the working directory, None outside a repository."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,325 @@
+"""The training loop: collect, price, improve, record, save, once per epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from vlmsafe.algorithms.acting import Array, Normaliser
+from vlmsafe.algorithms.advantages import Batch, rollout_gae, standardise
+from vlmsafe.algorithms.first_order import Losses
+from vlmsafe.algorithms.multipliers import AdamMultiplier
+from vlmsafe.algorithms.networks import Shape
+from vlmsafe.algorithms.ppo import PPO
+from vlmsafe.algorithms.rollout import Rollout
+from vlmsafe.config import TrainConfig
+from vlmsafe.envs import env_spec
+from vlmsafe.envs.workers import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
+from vlmsafe.errors import Interrupted, RunError, VlmsafeError
+from vlmsafe.methods import config_from
+from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
+from vlmsafe.training.collection import CollectTask, DescribeTask, Share
+from vlmsafe.training.display import Display, make_display
+from vlmsafe.training.files import DirectoryLock
+from vlmsafe.training.run import Run
+from vlmsafe.training.signals import StopRequest, stop_on_signals
+
+# Every random choice is drawn from a generator seeded by the run's seed, a purpose and its place in the run. There is
+# no generator state to save: a resumed epoch draws what the uninterrupted one would have drawn.
+_INITIAL, _SHUFFLE, _COLLECT = range(3)
+
+
+def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings: Any) -> Run:
+    """Train a new run to its end and return it.
+
+    >>> train(env="speeding", method="ppo-lag", total_steps=40_000)  # doctest: +SKIP
+    """
+    chosen = (config or config_from(settings)).resolved()
+    if config is not None and settings:
+        raise TypeError("give either a TrainConfig or single settings, not both")
+    env_spec(chosen.env).require()
+    run = Run.create(chosen)
+    return _work_on(run, quiet)
+
+
+def resume(path: Path | str, *, quiet: bool = False) -> Run:
+    """Continue a run exactly where its newest checkpoint left it."""
+    run = Run.open(path)
+    env_spec(run.config.env).require()
+    return _work_on(run, quiet)
+
+
+def _work_on(run: Run, quiet: bool) -> Run:
+    """Hold the run's lock, train, and leave a note of how it ended, whatever happens."""
+    with DirectoryLock(run.path), stop_on_signals() as stop, make_display(run, quiet) as display:
+        try:
+            Trainer(run, display, stop).train()
+        except Interrupted as error:
+            run.event("interrupted", reason=str(error))
+            raise
+        except VlmsafeError as error:
+            _note_failure(run, error)
+            raise
+    return run
+
+
+def _note_failure(run: Run, error: VlmsafeError) -> None:
+    details = {"traceback": error.details} if isinstance(error, WorkerError) else {}
+    try:
+        run.event("failed", reason=str(error), **details)
+    except RunError:
+        # The disk that made the run fail also refuses this note; the first error is the one to report.
+        return
+
+
+class Trainer:
+    """What a run holds in memory between two epochs, and how an epoch changes it."""
+
+    def __init__(self, run: Run, display: Display, stop: StopRequest) -> None:
+        self.run, self.config, self.display, self.stop = run, run.config, display, stop
+        self.spec = env_spec(self.config.env)
+        assert self.config.budget is not None
+        self.budget = self.config.budget
+        fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
+        self.workers: WorkerPool[Any] = WorkerPool(
+            EnvRecipe(self.spec, self.spec.training),
+            size=self.config.num_envs,
+            fresh=fresh,
+            max_restarts=self.config.max_worker_restarts,
+            on_crash=self._note_crash,
+        )
+
+    def train(self) -> None:
+        """Every epoch that is still to do."""
+        with self.workers:
+            self._start_or_continue()
+            while self.epoch < self.config.epochs:
+                clock = Clock()
+                shares = self.collect()
+                clock.lap("collect")
+                rollout = Rollout.join([share.rollout for share in shares])
+                episodes = self.take_in(shares)
+                gap = self.price_cost(episodes)
+                batch = self.estimate_advantages(rollout)
+                clock.lap("advantages")
+                losses = self.improve_policy(batch)
+                clock.lap("update")
+                self.epoch += 1
+                self.record(episodes, losses, gap)
+                self.save_if_due()
+                clock.lap("record")
+                self.run.append("timing", [{"epoch": self.epoch, **clock.seconds}])
+                self.stop_if_asked()
+            self.run.event("finished", epoch=self.epoch)
+
+    def collect(self) -> list[Share]:
+        """One share of experience per worker, with the policy and statistics of the epoch's beginning."""
+        policy = self.learner.policy()
+        normaliser = self.normaliser if self.config.normalise_observations else None
+        tasks = [
+            CollectTask(
+                policy=policy,
+                normaliser=normaliser,
+                scenarios=self.spec.training,
+                traffic=self.spec.traffic,
+                steps=self.config.steps_per_worker,
+                seed=(self.config.seed, _COLLECT, self.epoch, worker),
+            )
+            for worker in range(self.config.num_envs)
+        ]
+        done = self.epoch * self.config.steps_per_epoch
+        shares = self.workers.run(tasks, lambda steps: self.display.steps(done + steps), lambda: self.stop.requested)
+        if shares is None:
+            self.stop_if_asked()
+        assert shares is not None
+        self.workers.prepare()  # the next epoch's simulators start while this one is learned from
+        return shares
+
+    def take_in(self, shares: list[Share]) -> list[dict[str, Any]]:
+        """Merge the workers' statistics in worker order; the epoch's episodes, which also enter the window."""
+        for share in shares:
+            self.normaliser.merge(share.seen)
+        episodes = [
+            {"epoch": self.epoch + 1, "worker": worker, **episode}
+            for worker, share in enumerate(shares)
+            for episode in share.episodes
+        ]
+        if self.config.cost_window == "epoch":
+            self.window.clear()
+        self.window.extend((row["return"], row["cost"], row["length"]) for row in episodes if row["finished"])
+        return episodes
+
+    def price_cost(self, episodes: list[dict[str, Any]]) -> float | None:
+        """Update the multiplier from J_C (Eq. 7); the gap J_C - d, or None where no episode finished."""
+        if self.multiplier is None or not any(row["finished"] for row in episodes):
+            return None
+        episode_cost = self._window_mean(1)
+        assert episode_cost is not None
+        self.multiplier.update(episode_cost, self.budget)
+        return episode_cost - self.budget
+
+    def estimate_advantages(self, rollout: Rollout) -> Batch:
+        """Advantages and value targets for rewards and, for a learner that uses them, costs."""
+        learner = self.config.learner
+        with threadpool_limits(1):
+            values, last_values = self.learner.values(rollout.observations), self.learner.values(rollout.last)
+        advantages, targets = rollout_gae(
+            rollout, rollout.rewards, values[0], last_values[0], learner.gamma, learner.gae_lambda
+        )
+        reward_advantages = standardise(advantages, divide=True)
+        cost_advantages: Array = np.zeros_like(reward_advantages)
+        all_targets = [targets]
+        if len(values) > 1:
+            advantages, targets = rollout_gae(
+                rollout, rollout.costs, values[1], last_values[1], learner.gamma, learner.cost_gae_lambda
+            )
+            cost_advantages = standardise(advantages, divide=learner.standardise_cost_advantage)
+            all_targets.append(targets)
+        return Batch(
+            rollout.observations, rollout.actions, rollout.log_probs,
+            reward_advantages, cost_advantages, np.stack(all_targets),
+        )  # fmt: skip
+
+    def improve_policy(self, batch: Batch) -> Losses:
+        """The learner's own update, with the multiplier as it stands after this epoch's costs."""
+        self.learner.set_actor_lr(self.epoch, self.config.epochs)
+        rng = np.random.default_rng((self.config.seed, _SHUFFLE, self.epoch))
+        losses = self.learner.update(batch, self.multiplier.value if self.multiplier else 0.0, rng)
+        if not np.isfinite(self.learner.networks.block).all():
+            raise RunError(
+                f"the networks became NaN or infinite in epoch {self.epoch + 1}; the last checkpoint is unharmed. "
+                "Rewards of extreme size and large learning rates are the usual causes"
+            )
+        return losses
+
+    def record(self, episodes: list[dict[str, Any]], losses: Losses, gap: float | None) -> None:
+        """One row for the epoch, one per episode."""
+        finished = [row for row in episodes if row["finished"]]
+        row = {
+            "epoch": self.epoch,
+            "steps": self.epoch * self.config.steps_per_epoch,
+            "episodes": len(finished),
+            "env_return": self._window_mean(0),
+            "episode_cost": self._window_mean(1),
+            "episode_length": self._window_mean(2),
+            "epoch_cost": float(np.mean([row["cost"] for row in finished])) if finished else None,
+            "budget": self.budget,
+            "cost_gap": gap,
+            "multiplier": self.multiplier.value if self.multiplier else None,
+            "policy_loss": losses.policy_loss,
+            "reward_critic_loss": losses.critic_losses[0],
+            "cost_critic_loss": losses.critic_losses[1] if len(losses.critic_losses) > 1 else None,
+            "kl": losses.kl,
+            "passes": losses.passes,
+            "entropy": losses.entropy,
+        }
+        self.run.append("episodes", list(episodes))
+        self.run.append("epochs", [row])
+        self.display.epoch(row)
+        if not finished:
+            self.display.note(
+                f"epoch {self.epoch}: no episode finished, so the multiplier is unchanged; "
+                "a larger steps_per_epoch or fewer num_envs gives episodes time to end"
+            )
+
+    def save_if_due(self) -> None:
+        if self.epoch % self.config.checkpoint.every == 0 or self.epoch == self.config.epochs:
+            self.save()
+
+    def save(self) -> None:
+        """A checkpoint from which training continues exactly."""
+        self.run.save(
+            Checkpoint(
+                epoch=self.epoch,
+                arrays={
+                    **self.learner.state(),
+                    "normaliser.mean": self.normaliser.mean,
+                    "normaliser.m2": self.normaliser.m2,
+                    "window": np.array(self.window, np.float64).reshape(-1, 3),
+                },
+                values={
+                    "trained": self.epoch > 0,
+                    "finished": self.epoch == self.config.epochs,
+                    "shape": dataclasses.asdict(self.shape),
+                    "normaliser_count": self.normaliser.count,
+                    "multiplier": self.multiplier.state() if self.multiplier else None,
+                },
+            )
+        )
+        self._saved_epoch = self.epoch
+
+    def stop_if_asked(self) -> None:
+        """Save and leave when a signal came; what was collected of an unfinished epoch is collected again later."""
+        if not self.stop.requested:
+            return
+        if self._saved_epoch != self.epoch:
+            self.save()
+        raise Interrupted(
+            f"stopped by {self.stop.reason} after epoch {self.epoch} of {self.config.epochs}; "
+            f"continue with: vlmsafe train --resume {self.run.path}"
+        )
+
+    def _start_or_continue(self) -> None:
+        """Build everything at its initial value, then put the newest checkpoint's state in place."""
+        described = self.workers.run([DescribeTask()])
+        assert described is not None
+        constrained = self.config.learner.algorithm != "ppo"
+        self.shape = Shape(
+            described[0].observation, self.config.learner.hidden, described[0].action, 2 if constrained else 1
+        )
+        self.learner = PPO(self.shape, self.config.learner, np.random.default_rng((self.config.seed, _INITIAL)))
+        self.normaliser = Normaliser.empty(described[0].observation)
+        self.multiplier = AdamMultiplier.from_config(self.config.multiplier) if constrained else None
+        size = None if self.config.cost_window == "epoch" else self.config.cost_window
+        self.window: deque[tuple[float, float, float]] = deque(maxlen=size)
+        self.epoch, self._saved_epoch = 0, -1
+        if saved_epochs(self.run.checkpoints):
+            self._continue()
+        else:
+            self.run.event("started")
+            self.save()
+        self.display.start(self.epoch)
+
+    def _continue(self) -> None:
+        checkpoint, problems = self.run.restore()
+        for problem in problems:
+            self.display.note(f"{problem}; going back to epoch {checkpoint.epoch}")
+        self.run.event("resumed", epoch=checkpoint.epoch, **({"damaged": problems} if problems else {}))
+        values, arrays = checkpoint.values, checkpoint.arrays
+        self.epoch = self._saved_epoch = checkpoint.epoch
+        self.learner.load_state(arrays)
+        self.normaliser = Normaliser(
+            values["normaliser_count"], arrays["normaliser.mean"].copy(), arrays["normaliser.m2"].copy()
+        )
+        self.window.extend(tuple(row) for row in arrays["window"].tolist())
+        if self.multiplier is not None:
+            self.multiplier.load_state(values["multiplier"])
+
+    def _window_mean(self, column: int) -> float | None:
+        return float(np.mean([row[column] for row in self.window])) if self.window else None
+
+    def _note_crash(self, crash: WorkerCrash) -> None:
+        self.display.note(f"worker {crash.task} died ({crash.cause}); restart {crash.restart}, collecting its share again")
+        self.run.event("worker crashed", epoch=self.epoch + 1, worker=crash.task, cause=crash.cause, restart=crash.restart)
+
+
+class Clock:
+    """Seconds spent in each stage of an epoch."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.seconds[stage] = round(now - self._since, 4)
+        self._since = now
+
+
