@@ -65,17 +65,31 @@ def method_defaults(name: str, base: TrainConfig | None = None) -> TrainConfig:
 def config_from(settings: Mapping[str, Any], source: str = "settings", method_name: str | None = None) -> TrainConfig:
     """A run configuration from plain values: the method's defaults first, then the values themselves.
 
-    `method_name`, where given, wins over the method that the values name.
+    `method_name` names the method where the values do not; where both do, they must agree, because a file of
+    settings carries those of its method.
     """
-    name = method_name or settings.get("method", TrainConfig.method)
+    name = settings.get("method", method_name or TrainConfig.method)
     if not isinstance(name, str):
         raise InputError(f"{source}: method must be a name, got {type(name).__name__}")
+    if method_name not in (None, name):
+        raise InputError(f"{source} holds settings of the method '{name}', not of '{method_name}'; drop one of the two")
     return from_dict({**settings, "method": name}, method_defaults(name), source)
 
 
 def config_from_yaml(path: Path, method_name: str | None = None) -> TrainConfig:
     """A run configuration from a YAML file, such as a run's own config.yaml."""
     settings = read_yaml(path)
-    # What a run records of its surroundings (versions, hardware) says where it ran, not how to run it.
-    settings.pop("recorded", None)
+    # A run's own config.yaml also records where it ran; neither its surroundings nor its place are settings.
+    if settings.pop("recorded", None) is not None:
+        settings.pop("run_dir", None)
     return config_from(settings, str(path), method_name)
+
+
+def check_method(config: TrainConfig) -> None:
+    """Refuse a run whose name says one method and whose learner is another."""
+    expected = method(config.method).learner.algorithm
+    if config.learner.algorithm != expected:
+        raise InputError(
+            f"learner.algorithm is '{config.learner.algorithm}', but the method '{config.method}' is '{expected}'; "
+            "choose another --method instead"
+        )

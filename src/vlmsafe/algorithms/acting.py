@@ -90,9 +90,9 @@ class Policy:
     def sample(self, observation: Array, rng: np.random.Generator) -> tuple[Array, np.float32]:
         """A random action and the logarithm of its density."""
         noise = rng.standard_normal(self.log_std.shape[0], dtype=np.float32)
-        action: Array = self.mean(observation) + np.exp(self.log_std) * noise
+        action = self.mean(observation) + np.exp(self.log_std) * noise
         log_prob = np.sum(-0.5 * noise * noise - self.log_std - np.float32(LOG_SQRT_2PI))
-        return action, np.float32(log_prob)
+        return action.astype(np.float32, copy=False), np.float32(log_prob)
 
 
 @dataclass(frozen=True)

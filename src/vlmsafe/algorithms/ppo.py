@@ -25,7 +25,8 @@ def clipped_surrogate(ratios: Array, advantages: Array, clip: float) -> tuple[fl
 
 def lagrangian_advantages(reward: Array, cost: Array, multiplier: float) -> Array:
     """(A_r - lambda A_c) / (1 + lambda): the division keeps the step size as the multiplier grows."""
-    return (reward - np.float32(multiplier) * cost) / np.float32(1.0 + multiplier)
+    combined = (reward - np.float32(multiplier) * cost) / np.float32(1.0 + multiplier)
+    return combined.astype(np.float32, copy=False)
 
 
 class PPO(FirstOrderLearner):

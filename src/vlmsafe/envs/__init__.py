@@ -35,10 +35,10 @@ ENVS: dict[str, EnvSpec] = {
         _metadrive("hard", 7, 0.35),
         EnvSpec(
             name="speeding",
-            summary="a small CMDP with a known answer: going faster pays, and costs; needs no simulator",
+            summary="a small CMDP with a known answer: going fast pays, and costs; needs no simulator",
             module="vlmsafe.envs.speeding",
             horizon=20,
-            budget=5.0,
+            budget=30.0,
             training=Scenarios(0, 10_000),
             held_out=Scenarios(10_000, 10_000),
         ),

@@ -1,34 +1,48 @@
 """A small constrained problem with a known answer, for tests and first steps without a simulator.
 
-Each of T steps the agent picks a speed v in [0, 1], earns v and pays w v^2, where w, the risk of the road, is drawn
-uniformly from [0.5, 1.5] per scenario and observed. With a budget d the best speed is v = 1 / (2 lambda w), because
-raising v pays 1 and costs 2 w v. Summing up,
+Each of T steps the agent picks a speed v, earns v (2 - v) plus noise and pays 3 w v^2, where w, the risk of the road,
+is drawn uniformly from [0.5, 1.5] per scenario and observed. Ignoring the cost, v = 1 is best. Priced with a
+multiplier lambda the best speed is v = 1 / (1 + 3 lambda w), and the constrained optimum has the multiplier at which
+the expected cost equals the budget (`optimum`). For T = 20 and the default budget of 30 that is a return of 18.38,
+where v = 1 earns 20 and pays 60.
 
-    cost   = T E[1/w] / (4 lambda^2) = d,   hence   lambda = sqrt(T E[1/w] / (4 d)),
-    return = T E[1/w] / (2 lambda)   = sqrt(T d E[1/w]),   with   E[1/w] = ln 3.
-
-For T = 20 and d = 5 that is a return of 10.48 at lambda = 1.05, while ignoring the cost earns 20 and pays 20.
+Two details keep the problem well posed for policy gradients: the reward falls beyond v = 1, so no policy is driven to
+the bound of its actions, where clipping leaves no gradient; and the noise keeps the deviation of the advantages, by
+which learners divide, from vanishing as the policy becomes certain.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
 from vlmsafe.errors import InputError
 
+_TOP_SPEED = 1.5
+_REWARD_NOISE = 0.2
+_COST_SCALE = 3.0
 _FRAME = 64
 
 
-def best_return(horizon: int, budget: float) -> float:
-    """Largest expected return of any policy whose expected cost is within the budget."""
-    return math.sqrt(horizon * budget * math.log(3.0))
+def optimum(horizon: int, budget: float) -> tuple[float, float]:
+    """(return, multiplier) of the best policy whose expected cost is within the budget."""
+
+    def mean(antiderivative: Callable[[float], float]) -> float:
+        return antiderivative(1.5) - antiderivative(0.5)
+
+    def cost(price: float) -> float:  # T E[3 w v^2] with v = 1 / (1 + price w)
+        return _COST_SCALE * horizon * mean(lambda w: (math.log1p(price * w) + 1 / (1 + price * w)) / price**2)
+
+    price: float = brentq(lambda price: cost(price) - budget, 1e-3, 1e3)
+    best = horizon * mean(lambda w: (2 * math.log1p(price * w) + 1 / (1 + price * w)) / price)
+    return best, price / _COST_SCALE
 
 
 class Speeding(Env):
@@ -36,7 +50,7 @@ class Speeding(Env):
 
     def __init__(self, scenarios: Scenarios, horizon: int) -> None:
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = gymnasium.spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Box(0.0, _TOP_SPEED, (1,), np.float32)
         self._scenarios = scenarios
         self._horizon = horizon
         self._risk, self._step, self._distance = 1.0, 0, 0.0
@@ -49,16 +63,18 @@ class Speeding(Env):
         if scenario not in self._scenarios:
             last = self._scenarios.start + self._scenarios.size - 1
             raise InputError(f"scenario {scenario} is not in the pool {self._scenarios.start} to {last}")
-        self._risk = float(np.random.default_rng(scenario).uniform(0.5, 1.5))
+        self._rng = np.random.default_rng(scenario)
+        self._risk = float(self._rng.uniform(0.5, 1.5))
         self._step, self._distance = 0, 0.0
         return self._observation(), {"scenario": scenario}
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        speed = float(np.clip(action[0], 0.0, 1.0))
+        speed = float(np.clip(action[0], 0.0, _TOP_SPEED))
         self._step += 1
         self._distance += speed
-        info = {"cost": self._risk * speed**2}
-        return self._observation(), speed, False, self._step >= self._horizon, info
+        info = {"cost": _COST_SCALE * self._risk * speed**2}
+        reward = speed * (2.0 - speed) + _REWARD_NOISE * self._rng.standard_normal()
+        return self._observation(), reward, False, self._step >= self._horizon, info
 
     def _observation(self) -> Observation:
         return np.array([2.0 * (self._risk - 1.0), 2.0 * self._step / self._horizon - 1.0], np.float32)
@@ -67,7 +83,7 @@ class Speeding(Env):
         """A road seen from above, redder where it is riskier, and the car as far along it as it has come."""
         image = np.full((_FRAME, _FRAME, 3), 255, np.uint8)
         image[:, 24:40] = (int(100 + 80 * (self._risk - 0.5)), 100, 100)
-        top = int((_FRAME - 8) * (1.0 - self._distance / self._horizon))
+        top = int((_FRAME - 8) * (1.0 - self._distance / (_TOP_SPEED * self._horizon)))
         image[top : top + 8, 29:35] = (30, 160, 60)
         return image
 

@@ -132,10 +132,12 @@ class WorkerPool(Generic[R]):
         tasks: Sequence[Task[R]],
         on_progress: Callable[[int], None] = lambda steps: None,
         should_stop: Callable[[], bool] = lambda: False,
+        on_result: Callable[[int], None] = lambda done: None,
     ) -> list[R] | None:
         """The results in the order of the tasks, or None when `should_stop` became true.
 
-        `on_progress` hears the environment steps of all tasks together, a few times a second.
+        `on_progress` hears the environment steps of all tasks together, a few times a second; `on_result` the number
+        of tasks done, whenever one is.
         """
         waiting = deque(range(len(tasks)))
         results: dict[int, R] = {}
@@ -162,6 +164,7 @@ class WorkerPool(Generic[R]):
                     results[worker.task] = rest[0]
                     finished_steps += worker.steps.value
                     self._release(worker)
+                    on_result(len(results))
                 on_progress(finished_steps + sum(worker.steps.value for worker in self._busy))
         except BaseException:
             self.close()

@@ -43,7 +43,8 @@ class DescribeTask:
 
     def run(self, env: Env, tick: Callable[[int], None]) -> Dimensions:
         observation, action = env.observation_space.shape, env.action_space.shape
-        assert observation is not None and action is not None
+        assert observation is not None
+        assert action is not None
         return Dimensions(observation[0], action[0])
 
 

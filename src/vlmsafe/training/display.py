@@ -175,9 +175,7 @@ class _Live:
 
     def steps(self, total: int) -> None:
         rate, left = self._speed.at(total)
-        self._progress.update(
-            self._task, completed=total, speed=f"{rate:.0f} steps/s, {duration(left)} left"
-        )
+        self._progress.update(self._task, completed=total, speed=f"{rate:.0f} steps/s, {duration(left)} left")
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         self._progress.figures = _figures(row, self._run.config.epochs)
@@ -192,7 +190,7 @@ class _FiguresBelow(Progress):
 
     figures: Table | None = None
 
-    def get_renderables(self) -> Iterator[Any]:  # type: ignore[override]
+    def get_renderables(self) -> Iterator[Any]:
         yield self.make_tasks_table(self.tasks)
         if self.figures is not None:
             yield self.figures

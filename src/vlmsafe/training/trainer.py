@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from vlmsafe.config import TrainConfig
 from vlmsafe.envs import env_spec
 from vlmsafe.envs.workers import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
 from vlmsafe.errors import Interrupted, RunError, VlmsafeError
-from vlmsafe.methods import config_from
+from vlmsafe.methods import check_method, config_from
 from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.training.collection import CollectTask, DescribeTask, Share
 from vlmsafe.training.display import Display, make_display
@@ -41,9 +40,10 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
 
     >>> train(env="speeding", method="ppo-lag", total_steps=40_000)  # doctest: +SKIP
     """
-    chosen = (config or config_from(settings)).resolved()
     if config is not None and settings:
         raise TypeError("give either a TrainConfig or single settings, not both")
+    chosen = (config or config_from(settings)).resolved()
+    check_method(chosen)
     env_spec(chosen.env).require()
     run = Run.create(chosen)
     return _work_on(run, quiet)
@@ -306,8 +306,12 @@ class Trainer:
         return float(np.mean([row[column] for row in self.window])) if self.window else None
 
     def _note_crash(self, crash: WorkerCrash) -> None:
-        self.display.note(f"worker {crash.task} died ({crash.cause}); restart {crash.restart}, collecting its share again")
-        self.run.event("worker crashed", epoch=self.epoch + 1, worker=crash.task, cause=crash.cause, restart=crash.restart)
+        self.display.note(
+            f"worker {crash.task} died ({crash.cause}); restart {crash.restart}, collecting its share again"
+        )
+        self.run.event(
+            "worker crashed", epoch=self.epoch + 1, worker=crash.task, cause=crash.cause, restart=crash.restart
+        )
 
 
 class Clock:
@@ -321,5 +325,3 @@ class Clock:
         now = time.perf_counter()
         self.seconds[stage] = round(now - self._since, 4)
         self._since = now
-
-

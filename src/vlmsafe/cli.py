@@ -1,0 +1,308 @@
+"""The command line: one function per verb, each thin over the Python interface."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from vlmsafe.config import TrainConfig
+from vlmsafe.envs import ENVS
+from vlmsafe.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, InputError, VlmsafeError, unknown_name
+from vlmsafe.methods import METHODS, config_from_yaml, method_defaults
+
+# Into a file or a pipe rich would squeeze tables into 80 columns.
+_out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+_err = Console(stderr=True, highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one verb; errors a user can do something about become one line and an exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            _print_help()
+            return
+        verb, rest = argv[0], argv[1:]
+        if verb not in _VERBS:
+            raise unknown_name("command", verb, _VERBS)
+        _VERBS[verb][0](rest)
+    except VlmsafeError as error:
+        _err.print("[bold red]error:[/] ", end="")
+        _err.print(str(error), markup=False, soft_wrap=True)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        raise SystemExit(0) from None  # the reader of our output, such as head, has seen enough
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train a constrained agent, or continue an interrupted run.
+
+    Defaults shown are those of the chosen method. Settings given on the command line win over those of --config.
+    """
+
+    config: Path | None = None
+    """YAML file of settings, such as the config.yaml of another run."""
+    resume: Path | None = None
+    """Run directory to continue exactly where it stopped; it takes no other settings."""
+    quiet: bool = False
+    """Print nothing while training."""
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = TrainConfig()  # noqa: RUF009 - frozen
+
+
+def _train(argv: list[str]) -> None:
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--config", "--method", "--resume"):
+        known.add_argument(name)
+    # What the method and the file say must be known before the rest is parsed: they are its defaults.
+    early, others = known.parse_known_args(argv)
+    if early.resume is not None:
+        unwanted = [
+            word for word in others if word.startswith("--") and word not in ("--quiet", "--no-quiet", "--help")
+        ]
+        unwanted += [f"--{name}" for name in ("config", "method") if getattr(early, name) is not None]
+        if unwanted:
+            raise InputError(
+                f"--resume continues a run with its own settings; drop {', '.join(unwanted)}, or start a new run with "
+                f"--config {Path(early.resume) / 'config.yaml'}"
+            )
+    if early.config is not None:
+        defaults = config_from_yaml(Path(early.config), early.method)
+    else:
+        defaults = method_defaults(early.method or TrainConfig.method)
+    command = _parse(TrainCommand, argv, "train", TrainCommand(settings=defaults))
+
+    from vlmsafe.training.trainer import resume, train
+
+    if command.resume is not None:
+        from vlmsafe.training.run import Run
+
+        if Run.open(command.resume).status() == "finished":
+            _out.print(f"{command.resume} is finished; nothing to do")
+            return
+        run = resume(command.resume, quiet=command.quiet)
+    else:
+        run = train(command.settings, quiet=command.quiet)
+    _out.print(f"finished: {run.path}", markup=False, soft_wrap=True)
+    _out.print(f"evaluate it with: vlmsafe evaluate {run.path}", markup=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Evaluate a run's policy with deterministic actions and print what it does."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    protocol: str = "held-out"
+    """held-out, paper or paper-early: which scenarios, under which conditions."""
+    episodes: int | None = None
+    """Number of episodes; by default the protocol's."""
+    epoch: int | None = None
+    """Checkpoint to evaluate, by the number of epochs it was trained; by default the newest."""
+    processes: int | None = None
+    """Simulators at a time; by default one per core."""
+    allow_untrained: bool = False
+    """Evaluate the initial policy of a run that has not trained yet."""
+
+
+def _evaluate(argv: list[str]) -> None:
+    command = _parse(EvaluateCommand, argv, "evaluate")
+    from rich.progress import Progress
+
+    from vlmsafe.evaluation.episodes import evaluate, summary
+    from vlmsafe.evaluation.protocols import protocol
+    from vlmsafe.training.run import Run
+
+    run = Run.open(command.run)
+    chosen = protocol(command.protocol)
+    with Progress(console=_err, transient=True) as progress:
+        task = progress.add_task(f"{chosen.name} episodes", total=command.episodes or chosen.episodes)
+        table = evaluate(
+            run,
+            chosen.name,
+            episodes=command.episodes,
+            epoch=command.epoch,
+            processes=command.processes,
+            allow_untrained=command.allow_untrained,
+            on_episode=lambda done: progress.update(task, completed=done),
+            on_note=lambda text: _err.print(f"note: {text}", markup=False, soft_wrap=True),
+        )
+    _out.print()
+    _out.print(result_table(run, chosen.name, table["checkpoint_epoch"][0], summary(table)))
+    overlap = int(table["in_training_pool"].sum())
+    if overlap:
+        _out.print(f"{overlap} of {len(table)} scenarios lie in the training pool: this is not a held-out result")
+    _out.print(f"episodes: {run.evaluations / chosen.name}.parquet", markup=False, soft_wrap=True)
+
+
+def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, float | None]) -> Table:
+    """An evaluation as people read it."""
+    config = run.config
+    state = "" if epoch >= config.epochs else f", stopped early at epoch {epoch} of {config.epochs}"
+    if epoch == 0:
+        state = ", UNTRAINED"
+    title = f"{config.method} on {config.env}, seed {config.seed}, {protocol_name}{state}"
+    table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1), title_justify="left")
+    for heading in ("episodes", "return", "cost", "budget", "C > d", "C > 4d", "arrived", "steps"):
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f} %"
+
+    def figure(name: str) -> str:
+        value = figures[name]
+        return "-" if value is None else f"{value:.2f}"
+
+    table.add_row(
+        f"{figures['episodes']:.0f}",
+        figure("env_return"),
+        figure("cost"),
+        f"{config.budget:g}",
+        percent(figures["violation_rate"]),
+        percent(figures["catastrophe_rate"]),
+        percent(figures["arrival_rate"]),
+        figure("length"),
+    )
+    return table
+
+
+@dataclass(frozen=True)
+class RunsCommand:
+    """List runs and how far they came."""
+
+    folder: tyro.conf.Positional[Path] = Path("runs")
+    """Folder to search."""
+
+
+def _runs(argv: list[str]) -> None:
+    command = _parse(RunsCommand, argv, "runs")
+    from vlmsafe.training.run import find_runs
+
+    if not command.folder.is_dir():
+        raise InputError(
+            f"there is no folder {command.folder}; runs are written to runs/ unless --run-dir says otherwise"
+        )
+    runs, problems = find_runs(command.folder)
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("run", overflow="fold")
+    for heading in ("method", "env", "seed", "status", "epochs", "return", "cost / budget"):
+        table.add_column(heading, no_wrap=heading not in ("method", "env"))
+    colours = {"finished": "green", "running": "cyan", "stopped early": "yellow", "untrained": "red"}
+    for run in runs:
+        rows = run.rows("epochs")
+        last = rows[-1] if rows else {}
+        status = run.status()
+
+        def figure(name: str, row: dict[str, Any] = last) -> str:
+            return "-" if row.get(name) is None else f"{row[name]:.2f}"
+
+        cost = f"{figure('episode_cost')} / {run.config.budget:g}"
+        config = run.config
+        table.add_row(
+            str(run.path), config.method, config.env, str(config.seed), f"[{colours[status]}]{status}[/]",
+            f"{run.epochs_done()}/{config.epochs}", figure("env_return"), cost,
+        )  # fmt: skip
+    _out.print(table if runs else f"no runs in {command.folder}")
+    for problem in problems:
+        _err.print(f"note: {problem}", markup=False, soft_wrap=True)
+
+
+def _listing(name: str, *others: str) -> Table:
+    """A table whose first column, what the user types or opens, is never cut."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(name, no_wrap=True)
+    for heading in others:
+        table.add_column(heading)
+    return table
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """This command takes no options."""
+
+
+def _envs(argv: list[str]) -> None:
+    _parse(NoOptions, argv, "envs")
+    import importlib.util
+
+    table = _listing("environment", "what it is", "steps", "budget", "training scenarios", "installed")
+    for spec in ENVS.values():
+        present = spec.package is None or importlib.util.find_spec(spec.package) is not None
+        table.add_row(
+            spec.name, spec.summary, str(spec.horizon), f"{spec.budget:g}",
+            f"{spec.training.start} to {spec.training.start + spec.training.size - 1}",
+            "[green]yes[/]" if present else f"[red]no[/]: {spec.install}".replace("[metadrive]", r"\[metadrive]"),
+        )  # fmt: skip
+    table.add_row("gym:<id>", "any registered Gymnasium environment that reports info['cost']", "", "25", "", "")
+    _out.print(table)
+
+
+def _methods(argv: list[str]) -> None:
+    _parse(NoOptions, argv, "methods")
+    table = _listing("method", "what it is", "learner", "passes", "lambda_0")
+    for method in METHODS.values():
+        constrained = method.learner.algorithm != "ppo"
+        table.add_row(
+            method.name,
+            method.summary,
+            method.learner.algorithm,
+            str(method.learner.update_iters),
+            f"{method.multiplier.initial:g}" if constrained else "-",
+        )
+    _out.print(table)
+
+
+def _doctor(argv: list[str]) -> None:
+    _parse(NoOptions, argv, "doctor")
+    from vlmsafe.doctor import examine
+
+    table = _listing("part", "found", "enables", "to install")
+    findings = examine()
+    for finding in findings:
+        found = f"[green]{finding.version}[/]" if finding.present else "[red]missing[/]"
+        install = "" if finding.present else finding.install.replace("[", r"\[")
+        table.add_row(finding.name, found, finding.enables, install)
+    _out.print(table)
+    if any(finding.required and not finding.present for finding in findings):
+        raise SystemExit(1)
+
+
+_VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
+    "train": (_train, "train an agent, or continue a run with --resume"),
+    "evaluate": (_evaluate, "evaluate a run's policy on held-out scenarios"),
+    "runs": (_runs, "list runs: finished, running, stopped early"),
+    "envs": (_envs, "list the environments"),
+    "methods": (_methods, "list the methods"),
+    "doctor": (_doctor, "say what is installed and what is missing"),
+}
+
+
+def _print_help() -> None:
+    _out.print("usage: vlmsafe COMMAND [OPTIONS]\n")
+    _out.print("Train constrained-RL agents with vision-language signals, and audit whether they became safer.\n")
+    for verb, (_, summary) in _VERBS.items():
+        _out.print(f"  {verb:<10} {summary}")
+    _out.print("\nvlmsafe COMMAND --help lists a command's options.")
+
+
+def _parse(kind: type[Any], argv: list[str], verb: str, default: Any = tyro.MISSING) -> Any:
+    extra = {} if default is tyro.MISSING else {"default": default}
+    try:
+        return tyro.cli(kind, args=argv, prog=f"vlmsafe {verb}", **extra)
+    except SystemExit as exit_:
+        raise SystemExit(EXIT_BAD_INPUT if exit_.code not in (0, None) else 0) from None
+
+
+if __name__ == "__main__":
+    main()

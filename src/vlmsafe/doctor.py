@@ -1,0 +1,74 @@
+"""What is installed, what is missing, what the missing part would enable, and the command that installs it."""
+
+from __future__ import annotations
+
+import ctypes.util
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's table."""
+
+    name: str
+    version: str | None
+    """None when missing."""
+    enables: str
+    install: str
+    required: bool = False
+
+    @property
+    def present(self) -> bool:
+        return self.version is not None
+
+
+# (distribution, import name, what it enables, how to install it, required)
+_PACKAGES = (
+    ("torch", "torch", "training", "pip install torch", True),
+    ("gymnasium", "gymnasium", "environments", "pip install gymnasium", True),
+    ("polars", "polars", "evaluation tables", "pip install polars", True),
+    ("metadrive-simulator", "metadrive", "metadrive-easy, -medium, -hard", "pip install 'vlmsafe[metadrive]'", False),
+    ("tensorboard", "tensorboard", "train --tensorboard", "pip install 'vlmsafe[tensorboard]'", False),
+)
+
+# (library, Debian package, what it enables); cv2, which MetaDrive imports, loads these at import.
+_LIBRARIES = (
+    ("GL", "libgl1", "importing MetaDrive (OpenCV loads it)"),
+    ("glib-2.0", "libglib2.0-0", "importing MetaDrive (OpenCV loads it)"),
+)
+
+
+def examine() -> list[Finding]:
+    """Look at this machine; nothing is imported that takes long."""
+    findings = [Finding("python", platform.python_version(), "everything", "", required=True)]
+    for distribution, module, enables, install, required in _PACKAGES:
+        version = None
+        if importlib.util.find_spec(module) is not None:
+            try:
+                version = metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                version = "present"
+        if module == "metadrive" and version is None and sys.version_info >= (3, 12):
+            install = "use Python 3.11: MetaDrive does not support newer versions"
+        findings.append(Finding(distribution, version, enables, install, required))
+    for library, package, enables in _LIBRARIES:
+        found = ctypes.util.find_library(library)
+        findings.append(Finding(package, found, enables, install_command([package])))
+    return findings
+
+
+def install_command(packages: list[str]) -> str:
+    """The command that installs Debian packages, with sudo where it is needed."""
+    prefix = "" if os.geteuid() == 0 or shutil.which("sudo") is None else "sudo "
+    return f"{prefix}apt-get install -y --no-install-recommends {' '.join(packages)}"
+
+
+def missing_libraries() -> list[str]:
+    """Debian packages whose library is not found."""
+    return [package for library, package, _ in _LIBRARIES if ctypes.util.find_library(library) is None]

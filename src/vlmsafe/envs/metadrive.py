@@ -1,0 +1,285 @@
+"""MetaDrive: drive a generated road to its end among other cars; every step off the road or in a crash costs 1.
+
+The simulator is `SafeMetaDriveEnv` of metadrive-simulator 0.4. Here an episode is a function of its scenario, its
+traffic seed and the actions alone, whatever ran in the process before. That takes three changes:
+
+* every reset builds a new engine: a reused one recycles cars and keeps a physics world with a history;
+* traffic has a seed of its own, where MetaDrive's `random_traffic` has a generator that nothing ever seeds;
+* a car's neighbours are listed in an order that does not depend on memory addresses.
+
+MetaDrive allows one engine per process. The package is imported with this module, so that a fork server that has
+preloaded it starts workers without paying for the import again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from metadrive.component.sensors.lidar import Lidar
+from metadrive.constants import Decoration
+from metadrive.engine.base_engine import BaseEngine
+from metadrive.engine.core import engine_core
+from metadrive.engine.engine_utils import engine_initialized
+from metadrive.envs.safe_metadrive_env import SafeMetaDriveEnv
+from metadrive.manager.traffic_manager import PGTrafficManager
+
+# Imported from MetaDrive, pygame does not print its greeting.
+from metadrive.obs.top_down_obs_impl import LaneGraphics, WorldSurface, pygame
+from numpy.typing import NDArray
+
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
+from vlmsafe.errors import EnvironmentFailure, InputError, unknown_name
+
+# The engine would download textures for its 3D renderer on first use; state vectors and top-down frames need none.
+BaseEngine.try_pull_asset = staticmethod(lambda: None)
+
+# Panda3D's task manager takes over SIGINT for part of every step, so a worker that ignores Ctrl-C, or whose caller has
+# its own handler, would still be interrupted. It leaves signals alone where Python has no `signal` module.
+_panda_tasks: Any = importlib.import_module("direct.task.Task")
+_panda_tasks.signal = None
+
+# Closing an engine would collect garbage twice over everything the process has imported, which takes ten times as long
+# as building the next one. The interpreter's own collections free a closed engine soon enough.
+engine_core.gc = types.SimpleNamespace(collect=lambda: None)
+
+
+@dataclass(frozen=True)
+class _Level:
+    blocks: int
+    density: float
+
+
+_LEVELS = {
+    "metadrive-easy": _Level(blocks=3, density=0.1),
+    "metadrive-medium": _Level(blocks=5, density=0.2),
+    "metadrive-hard": _Level(blocks=7, density=0.35),
+}
+
+_FRAME_SIZE = 256  # pixels; what the paper gives the vision-language model
+_SCALE = 4.0  # pixels per metre: 64 m across, about the 50 m the car's own lidar sees
+_CROP_SIZE = 2 * math.ceil(_FRAME_SIZE / math.sqrt(2))  # the square that covers a frame at any heading
+_WHITE = (255, 255, 255)
+_OUTLINE = (60, 60, 60)
+_EGO_COLOUR = (2, 158, 115)
+_TRAFFIC_COLOURS = (  # the colour-blind palette of MetaDrive's renderer, without the green of the agent
+    (1, 115, 178),
+    (222, 143, 5),
+    (213, 94, 0),
+    (204, 120, 188),
+    (202, 145, 97),
+    (251, 175, 228),
+    (148, 148, 148),
+    (236, 225, 51),
+    (86, 180, 233),
+)
+
+
+def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
+    """Start MetaDrive at the level `spec` names."""
+    return MetaDrive(spec, scenarios, randomise)
+
+
+class _Traffic(PGTrafficManager):  # type: ignore[misc]
+    """Traffic that is placed by its own seed, or by the scenario where that is None."""
+
+    def __init__(self, traffic_seed: int | None) -> None:
+        super().__init__()
+        self._traffic_seed = traffic_seed
+
+    def seed(self, random_seed: int) -> None:
+        super().seed(random_seed if self._traffic_seed is None else self._traffic_seed)
+
+
+class _OrderedLidar(Lidar):  # type: ignore[misc]
+    """Lists a car's neighbours by position.
+
+    MetaDrive returns a set, which iterates in the order of memory addresses. Which car a traffic car follows depends
+    on that order once in some 100,000 decisions: seldom, but enough to part two otherwise equal training runs.
+    """
+
+    def get_surrounding_objects(self, vehicle: Any, radius: float = 50) -> list[Any]:
+        nearby = super().get_surrounding_objects(vehicle, radius)
+        return sorted(nearby, key=lambda other: (other.origin.getX(), other.origin.getY()))
+
+
+class _Simulator(SafeMetaDriveEnv):  # type: ignore[misc]
+    def __init__(self, config: dict[str, Any], traffic_seed: int | None) -> None:
+        super().__init__(config)
+        self._traffic_seed = traffic_seed
+
+    def setup_engine(self) -> None:
+        super().setup_engine()
+        self.engine.update_manager("traffic_manager", _Traffic(self._traffic_seed))
+
+
+class MetaDrive(Env):
+    """One MetaDrive simulator; `reset(seed=i)` starts scenario `i`, which fixes the map and the agent's lane.
+
+    With `randomise` each episode also has a traffic seed: `reset(options={"traffic_seed": n})` sets it, otherwise it
+    is drawn, and the reset's info holds it. Without, traffic is part of the scenario.
+
+    The seed of a reset is an index and does not touch `np_random`: seeded by it, the traffic of a scenario would be
+    the same each time. `np_random` draws what a reset leaves open; assign a generator to it for repeatable draws.
+    """
+
+    _simulator: Any = None
+    _roads: Any = None  # drawn at an episode's first frame
+
+    def __init__(self, spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> None:
+        if spec.name not in _LEVELS:
+            raise unknown_name("MetaDrive level", spec.name, _LEVELS)
+        if engine_initialized():
+            raise EnvironmentFailure(
+                "MetaDrive allows one environment per process and one is open; close it, or use another process"
+            )
+        level = _LEVELS[spec.name]
+        self._config = {
+            "map": level.blocks,
+            "traffic_density": level.density,
+            "start_seed": scenarios.start,
+            "num_scenarios": scenarios.size,
+            "horizon": spec.horizon,
+            "accident_prob": 0.0,
+            "success_reward": 10.0,
+            "out_of_road_penalty": 5.0,
+            "crash_vehicle_penalty": 5.0,
+            "crash_object_penalty": 5.0,
+            "out_of_road_done": False,
+            "crash_vehicle_done": False,
+            "crash_object_done": False,
+            "on_continuous_line_done": True,  # not an end here: it makes a solid line count as off the road
+            "random_traffic": False,
+            "sensors": {"lidar": (_OrderedLidar,)},
+            "log_level": logging.CRITICAL,
+        }
+        self._scenarios = scenarios
+        self._randomise = randomise
+        self._start(traffic_seed=None)
+        self.observation_space = self._simulator.observation_space
+        self.action_space = self._simulator.action_space
+
+    def _start(self, traffic_seed: int | None) -> None:
+        self.close()
+        self._simulator = _Simulator(self._config, traffic_seed)
+        self._simulator.lazy_init()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        scenario = self._scenarios.draw(self.np_random) if seed is None else int(seed)
+        if scenario not in self._scenarios:
+            first, last = self._scenarios.start, self._scenarios.start + self._scenarios.size - 1
+            raise InputError(f"scenario {scenario} is not in the pool, which holds {first} to {last}")
+        info = {"scenario": scenario}
+        traffic_seed = (options or {}).get("traffic_seed")
+        if self._randomise:
+            info["traffic_seed"] = int(self.np_random.integers(2**32) if traffic_seed is None else traffic_seed)
+        elif traffic_seed is not None:
+            raise InputError("a traffic seed was given, but without randomisation the scenario fixes the traffic")
+        self._start(info.get("traffic_seed"))
+        observation, _ = self._simulator.reset(seed=scenario)
+        return observation, info
+
+    def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        # Python floats, because the simulator computes with what it gets: float32 actions would be rounded otherwise.
+        steering, acceleration = (float(value) for value in action)
+        observation, reward, terminated, truncated, info = self._simulator.step([steering, acceleration])
+        return (
+            observation,
+            float(reward),
+            bool(terminated),
+            bool(truncated),
+            {
+                "cost": float(info["cost"]),
+                "arrived": bool(info["arrive_dest"]),
+                "crash_vehicle": bool(info["crash_vehicle"]),
+                "out_of_road": bool(info["out_of_road"]),
+            },
+        )
+
+    def progress(self) -> Mapping[str, float]:
+        car = self._simulator.agent
+        x, y = car.position
+        return {
+            "route_completion": float(car.navigation.route_completion),
+            "speed": float(car.speed),  # m/s
+            "x": float(x),
+            "y": float(y),
+        }
+
+    def frame(self) -> Frame:
+        """The surroundings from above, the car in the middle and heading up.
+
+        A frame shows the current state only: MetaDrive's trails of earlier positions would grow with the number of
+        frames taken, which is a setting of the scorer and not a property of the scene.
+        """
+        if self._roads is None:
+            self._roads = _draw_roads(self._simulator.current_map.road_network)
+        ego = self._simulator.agent
+        x, y = self._roads.pos2pix(*ego.position)
+        crop = pygame.Surface((_CROP_SIZE, _CROP_SIZE))
+        crop.fill(_WHITE)
+        crop.blit(self._roads, (0, 0), (x - _CROP_SIZE // 2, y - _CROP_SIZE // 2, _CROP_SIZE, _CROP_SIZE))
+        turned = pygame.transform.rotozoom(crop, 90 - math.degrees(ego.heading_theta), 1.0)
+        screen = pygame.Surface((_FRAME_SIZE, _FRAME_SIZE))
+        screen.blit(turned, turned.get_rect(center=(_FRAME_SIZE // 2, _FRAME_SIZE // 2)))
+        for box, colour in self._cars(ego):
+            pygame.draw.polygon(screen, colour, box)
+            pygame.draw.polygon(screen, _OUTLINE, box, width=1)
+        pixels: Frame = pygame.surfarray.array3d(screen)  # [x, y, RGB]
+        return np.ascontiguousarray(pixels.transpose(1, 0, 2))
+
+    def _cars(self, ego: Any) -> Iterator[tuple[list[tuple[float, float]], tuple[int, int, int]]]:
+        """Corners in pixels and colour of every car in view, the agent's last and so on top."""
+        ahead = np.array([math.cos(ego.heading_theta), math.sin(ego.heading_theta)])
+        to_screen = -_SCALE * np.array([[-ahead[1], ahead[0]], ahead])  # rows: the screen's x (right) and y (down)
+        for car in [*self._simulator.engine.traffic_manager.spawned_objects.values(), ego]:
+            centre = to_screen @ (car.position - ego.position)
+            if np.abs(centre).max() > _CROP_SIZE / 2:
+                continue
+            along = np.array([math.cos(car.heading_theta), math.sin(car.heading_theta)])
+            half_length = to_screen @ along * car.top_down_length / 2
+            half_width = to_screen @ np.array([-along[1], along[0]]) * car.top_down_width / 2
+            corners = [half_length + half_width, half_length - half_width]
+            corners += [-corner for corner in corners]
+            # MetaDrive draws a car's colour from the operating system's entropy; its seed repeats with the scenario.
+            colour = _EGO_COLOUR if car is ego else _TRAFFIC_COLOURS[car.random_seed % len(_TRAFFIC_COLOURS)]
+            yield [tuple(_FRAME_SIZE / 2 + centre + corner) for corner in corners], colour
+
+    def close(self) -> None:
+        # MetaDrive closes whichever engine the process has, so closing twice could close another environment's.
+        if self._simulator is not None:
+            self._simulator.close()
+        self._simulator = None
+        self._roads = None
+
+
+def _draw_roads(network: Any) -> Any:
+    """The road lines of a whole map at the frame's scale.
+
+    MetaDrive's own top-down renderer draws them on a film of fixed size and shrinks the scale of maps that are too
+    large for it. This one is as large as the map, so that a pixel is the same length on every map.
+    """
+    lanes_to_draw = [
+        (lane, lane is lanes[-1] or start == Decoration.start)
+        for start, ends in network.graph.items()
+        for lanes in ends.values()
+        for lane in lanes
+    ]
+    # The network's own bounding box cuts off up to 4 m of a bend.
+    outline = np.concatenate([lane.polygon for lane, _ in lanes_to_draw])
+    lowest, highest = outline.min(axis=0)[:2] - 1.0, outline.max(axis=0)[:2] + 1.0
+    width, height = np.ceil((highest - lowest) * _SCALE).astype(int).tolist()
+    roads = WorldSurface((width, height), 0, pygame.Surface((1, 1)))
+    roads.scaling = _SCALE
+    roads.origin = lowest
+    for lane, both_sides in lanes_to_draw:
+        LaneGraphics.display(lane, roads, both_sides, use_line_color=True)
+    return roads
