@@ -5,15 +5,16 @@ A learner contributes its policy loss (`PolicyLoss`); networks, optimisers, clip
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from vlmsafe.algorithms.acting import LOG_SQRT_2PI, Array, Policy
+from vlmsafe.algorithms.adam import Adam
 from vlmsafe.algorithms.advantages import Batch
 from vlmsafe.algorithms.networks import POLICY, Shape, Stack
 from vlmsafe.config import LearnerConfig
@@ -50,18 +51,10 @@ class FirstOrderLearner:
         self.networks = Stack(shape)
         self.networks.initialise(rng)
         self._gradient = Stack(shape)
-        parameters, gradient = torch.from_numpy(self.networks.block), torch.from_numpy(self._gradient.block)
-        # Adam is torch's own; it steps on the same memory that the numpy passes read and write. The policy has a
-        # group of its own because only its learning rate decays.
-        self._rows = [parameters[POLICY], parameters[POLICY + 1 :]]
-        self._rows[0].grad, self._rows[1].grad = gradient[POLICY], gradient[POLICY + 1 :]
-        self.optimiser = torch.optim.Adam(
-            [
-                {"params": [self._rows[0]], "lr": config.actor_lr},
-                {"params": [self._rows[1]], "lr": config.critic_lr},
-            ],
-            fused=True,
-        )
+        # Temporaries of this size would come from the system afresh, page by page, at every minibatch.
+        self._scratch = np.empty_like(self.networks.block[POLICY + 1 :])
+        self._adam = Adam(self.networks.block)
+        self._learning_rates = [config.actor_lr] + [config.critic_lr] * shape.critics
 
     def policy(self) -> Policy:
         """A copy of the current policy."""
@@ -75,7 +68,7 @@ class FirstOrderLearner:
     def set_actor_lr(self, epoch: int, epochs: int) -> None:
         """The policy's learning rate in epoch `epoch` (from 0) of `epochs`: linear from its initial value to zero."""
         factor = 1.0 - epoch / epochs if self.config.lr_decay else 1.0
-        self.optimiser.param_groups[0]["lr"] = self.config.actor_lr * factor
+        self._learning_rates[POLICY] = self.config.actor_lr * factor
 
     def minimise(self, batch: Batch, loss: PolicyLoss, rng: np.random.Generator) -> Losses:
         """Up to `update_iters` passes over the batch in random minibatches.
@@ -84,13 +77,8 @@ class FirstOrderLearner:
         target is kept.
         """
         # One thread: the products are far too small to share, and the order of additions stays the same everywhere.
-        with threadpool_limits(1), torch.no_grad():
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            try:
-                return self._minimise(batch, loss, rng)
-            finally:
-                torch.set_num_threads(threads)
+        with threadpool_limits(1):
+            return self._minimise(batch, loss, rng)
 
     def _minimise(self, batch: Batch, loss: PolicyLoss, rng: np.random.Generator) -> Losses:
         config, count = self.config, len(batch)
@@ -116,7 +104,7 @@ class FirstOrderLearner:
     def _minibatch(self, batch: Batch, loss: PolicyLoss, rows: Index) -> NDArray[np.float64]:
         """One step of all networks on some rows of the batch; the loss of each network."""
         config, networks, gradient = self.config, self.networks, self._gradient
-        observations = batch.observations[rows]
+        observations = batch.observations.take(rows, axis=0)
         activations = networks.forward(observations)
         output = activations[-1]
         d_output = np.zeros_like(output)
@@ -137,28 +125,22 @@ class FirstOrderLearner:
         networks.backward(observations, activations, d_output, gradient)
         gradient.log_std[:] = ((squared - np.float32(1.0)) * column).sum(axis=0) - np.float32(config.entropy_coef)
         # Weight penalty of the critics, then each network's gradient norm clipped on its own.
-        gradient.block[POLICY + 1 :] += np.float32(2.0 * config.critic_penalty) * networks.block[POLICY + 1 :]
-        norms = np.sqrt(np.einsum("kp,kp->k", gradient.block, gradient.block))
-        if norms.max() > config.max_grad_norm:
-            scale = np.minimum(config.max_grad_norm / (norms + 1e-6), 1.0)
-            gradient.block *= scale[:, None].astype(np.float32)
-        self.optimiser.step()
-        critic_losses = np.einsum("kn,kn->k", error, error) / len(rows)
+        np.multiply(networks.block[POLICY + 1 :], np.float32(2.0 * config.critic_penalty), out=self._scratch)
+        gradient.block[POLICY + 1 :] += self._scratch
+        for row in gradient.block:
+            norm = math.sqrt(np.dot(row, row))
+            if norm > config.max_grad_norm:
+                row *= np.float32(config.max_grad_norm / (norm + 1e-6))
+        self._adam.step(gradient.block, self._learning_rates)
+        critic_losses = (error * error).sum(axis=1) / len(rows)
         return np.array([policy_loss, *critic_losses])
 
     def state(self) -> dict[str, Array]:
         """Networks and optimiser moments as named arrays."""
-        arrays = {"networks": self.networks.block.copy()}
-        for group, rows in zip(("policy", "critics"), self._rows, strict=True):
-            moments = self.optimiser.state.get(rows)
-            if moments:
-                arrays |= {f"adam.{group}.{name}": tensor.numpy().copy() for name, tensor in moments.items()}
-        return arrays
+        moments = {f"adam.{name}": array for name, array in self._adam.state().items()}
+        return {"networks": self.networks.block.copy(), **moments}
 
     def load_state(self, arrays: Mapping[str, Array]) -> None:
         """Continue from `state`."""
         self.networks.block[:] = arrays["networks"]
-        for group, rows in zip(("policy", "critics"), self._rows, strict=True):
-            prefix = f"adam.{group}."
-            moments = {key.removeprefix(prefix): array for key, array in arrays.items() if key.startswith(prefix)}
-            self.optimiser.state[rows] = {name: torch.from_numpy(array.copy()) for name, array in moments.items()}
+        self._adam.load_state({name: arrays[f"adam.{name}"] for name in self._adam.state()})

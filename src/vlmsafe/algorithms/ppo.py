@@ -16,11 +16,11 @@ def clipped_surrogate(ratios: Array, advantages: Array, clip: float) -> tuple[fl
     contributes nothing.
     """
     gain = ratios * advantages
-    clipped = np.clip(ratios, 1.0 - clip, 1.0 + clip) * advantages
-    flat = clipped < gain
-    loss = -float(np.minimum(gain, clipped).mean(dtype=np.float64))
-    gain[flat] = 0.0
-    return loss, gain * np.float32(-1.0 / len(ratios))
+    bounded = np.minimum(np.maximum(ratios, np.float32(1.0 - clip)), np.float32(1.0 + clip)) * advantages
+    loss = -float(np.minimum(gain, bounded).sum()) / len(ratios)
+    # d rho / d log-probability = rho, so the unclipped gain is its own derivative.
+    slope = np.where(bounded < gain, np.float32(0.0), gain)
+    return loss, slope * np.float32(-1.0 / len(ratios))
 
 
 def lagrangian_advantages(reward: Array, cost: Array, multiplier: float) -> Array:

@@ -18,7 +18,6 @@ import logging
 import math
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -50,35 +49,14 @@ _panda_tasks.signal = None
 engine_core.gc = types.SimpleNamespace(collect=lambda: None)
 
 
-@dataclass(frozen=True)
-class _Level:
-    blocks: int
-    density: float
-
-
-_LEVELS = {
-    "metadrive-easy": _Level(blocks=3, density=0.1),
-    "metadrive-medium": _Level(blocks=5, density=0.2),
-    "metadrive-hard": _Level(blocks=7, density=0.35),
-}
+_LEVELS = {"metadrive-easy": (3, 0.1), "metadrive-medium": (5, 0.2), "metadrive-hard": (7, 0.35)}  # blocks, traffic
 
 _FRAME_SIZE = 256  # pixels; what the paper gives the vision-language model
-_SCALE = 4.0  # pixels per metre: 64 m across, about the 50 m the car's own lidar sees
-_CROP_SIZE = 2 * math.ceil(_FRAME_SIZE / math.sqrt(2))  # the square that covers a frame at any heading
-_WHITE = (255, 255, 255)
-_OUTLINE = (60, 60, 60)
-_EGO_COLOUR = (2, 158, 115)
-_TRAFFIC_COLOURS = (  # the colour-blind palette of MetaDrive's renderer, without the green of the agent
-    (1, 115, 178),
-    (222, 143, 5),
-    (213, 94, 0),
-    (204, 120, 188),
-    (202, 145, 97),
-    (251, 175, 228),
-    (148, 148, 148),
-    (236, 225, 51),
-    (86, 180, 233),
-)
+_SCALE = 4.0  # pixels per metre: the frame is 64 m across
+_CROP_SIZE = 2 * math.ceil(_FRAME_SIZE / math.sqrt(2))  # a square that covers the frame at any heading
+_EGO_COLOUR = "#029e73"
+# The palette MetaDrive's renderer takes traffic from.
+_TRAFFIC_COLOURS = ["#0173b2", "#de8f05", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
 
 
 def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
@@ -135,14 +113,10 @@ class MetaDrive(Env):
     def __init__(self, spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> None:
         if spec.name not in _LEVELS:
             raise unknown_name("MetaDrive level", spec.name, _LEVELS)
-        if engine_initialized():
-            raise EnvironmentFailure(
-                "MetaDrive allows one environment per process and one is open; close it, or use another process"
-            )
-        level = _LEVELS[spec.name]
+        blocks, density = _LEVELS[spec.name]
         self._config = {
-            "map": level.blocks,
-            "traffic_density": level.density,
+            "map": blocks,
+            "traffic_density": density,
             "start_seed": scenarios.start,
             "num_scenarios": scenarios.size,
             "horizon": spec.horizon,
@@ -167,6 +141,10 @@ class MetaDrive(Env):
 
     def _start(self, traffic_seed: int | None) -> None:
         self.close()
+        if engine_initialized():
+            raise EnvironmentFailure(
+                "MetaDrive allows one environment per process and one is open; close it, or use another process"
+            )
         self._simulator = _Simulator(self._config, traffic_seed)
         self._simulator.lazy_init()
 
@@ -191,28 +169,15 @@ class MetaDrive(Env):
         # Python floats, because the simulator computes with what it gets: float32 actions would be rounded otherwise.
         steering, acceleration = (float(value) for value in action)
         observation, reward, terminated, truncated, info = self._simulator.step([steering, acceleration])
-        return (
-            observation,
-            float(reward),
-            bool(terminated),
-            bool(truncated),
-            {
-                "cost": float(info["cost"]),
-                "arrived": bool(info["arrive_dest"]),
-                "crash_vehicle": bool(info["crash_vehicle"]),
-                "out_of_road": bool(info["out_of_road"]),
-            },
-        )
+        plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"])}
+        plain |= {event: bool(info[event]) for event in ("crash_vehicle", "out_of_road")}
+        return observation, float(reward), bool(terminated), bool(truncated), plain
 
     def progress(self) -> Mapping[str, float]:
+        """The share of the route covered, the speed in m/s and the position in metres."""
         car = self._simulator.agent
-        x, y = car.position
-        return {
-            "route_completion": float(car.navigation.route_completion),
-            "speed": float(car.speed),  # m/s
-            "x": float(x),
-            "y": float(y),
-        }
+        (x, y), completion = car.position, car.navigation.route_completion
+        return {"route_completion": float(completion), "speed": float(car.speed), "x": float(x), "y": float(y)}
 
     def frame(self) -> Frame:
         """The surroundings from above, the car in the middle and heading up.
@@ -225,33 +190,33 @@ class MetaDrive(Env):
         ego = self._simulator.agent
         x, y = self._roads.pos2pix(*ego.position)
         crop = pygame.Surface((_CROP_SIZE, _CROP_SIZE))
-        crop.fill(_WHITE)
+        crop.fill("white")
         crop.blit(self._roads, (0, 0), (x - _CROP_SIZE // 2, y - _CROP_SIZE // 2, _CROP_SIZE, _CROP_SIZE))
         turned = pygame.transform.rotozoom(crop, 90 - math.degrees(ego.heading_theta), 1.0)
         screen = pygame.Surface((_FRAME_SIZE, _FRAME_SIZE))
         screen.blit(turned, turned.get_rect(center=(_FRAME_SIZE // 2, _FRAME_SIZE // 2)))
         for box, colour in self._cars(ego):
             pygame.draw.polygon(screen, colour, box)
-            pygame.draw.polygon(screen, _OUTLINE, box, width=1)
+            pygame.draw.polygon(screen, "#3c3c3c", box, width=1)
         pixels: Frame = pygame.surfarray.array3d(screen)  # [x, y, RGB]
         return np.ascontiguousarray(pixels.transpose(1, 0, 2))
 
-    def _cars(self, ego: Any) -> Iterator[tuple[list[tuple[float, float]], tuple[int, int, int]]]:
-        """Corners in pixels and colour of every car in view, the agent's last and so on top."""
-        ahead = np.array([math.cos(ego.heading_theta), math.sin(ego.heading_theta)])
-        to_screen = -_SCALE * np.array([[-ahead[1], ahead[0]], ahead])  # rows: the screen's x (right) and y (down)
+    def _cars(self, ego: Any) -> Iterator[tuple[list[tuple[float, float]], str]]:
+        """Corners in pixels and colour of every car in view, the agent's own last and so on top."""
+        ahead, left = _axes(ego.heading_theta)
+        to_screen = -_SCALE * np.stack([left, ahead])  # the screen's x goes right, its y down
         for car in [*self._simulator.engine.traffic_manager.spawned_objects.values(), ego]:
             centre = to_screen @ (car.position - ego.position)
             if np.abs(centre).max() > _CROP_SIZE / 2:
                 continue
-            along = np.array([math.cos(car.heading_theta), math.sin(car.heading_theta)])
+            along, across = _axes(car.heading_theta)
             half_length = to_screen @ along * car.top_down_length / 2
-            half_width = to_screen @ np.array([-along[1], along[0]]) * car.top_down_width / 2
-            corners = [half_length + half_width, half_length - half_width]
-            corners += [-corner for corner in corners]
-            # MetaDrive draws a car's colour from the operating system's entropy; its seed repeats with the scenario.
+            half_width = to_screen @ across * car.top_down_width / 2
+            corners = half_length + half_width, half_length - half_width
+            # MetaDrive draws a car's colour from the operating system's entropy; a car's seed repeats.
             colour = _EGO_COLOUR if car is ego else _TRAFFIC_COLOURS[car.random_seed % len(_TRAFFIC_COLOURS)]
-            yield [tuple(_FRAME_SIZE / 2 + centre + corner) for corner in corners], colour
+            middle = _FRAME_SIZE / 2 + centre
+            yield [tuple(middle + sign * corner) for sign in (1, -1) for corner in corners], colour
 
     def close(self) -> None:
         # MetaDrive closes whichever engine the process has, so closing twice could close another environment's.
@@ -259,6 +224,12 @@ class MetaDrive(Env):
             self._simulator.close()
         self._simulator = None
         self._roads = None
+
+
+def _axes(heading: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Unit vectors along a heading and to its left."""
+    cos, sin = math.cos(heading), math.sin(heading)
+    return np.array([cos, sin]), np.array([-sin, cos])
 
 
 def _draw_roads(network: Any) -> Any:

@@ -113,9 +113,9 @@ class Trainer:
                 clock.lap("update")
                 self.epoch += 1
                 self.record(episodes, losses, gap)
-                self.save_if_due()
                 clock.lap("record")
                 self.run.append("timing", [{"epoch": self.epoch, **clock.seconds}])
+                self.save_if_due()  # last, because a checkpoint remembers how far the row files have grown
                 self.stop_if_asked()
             self.run.event("finished", epoch=self.epoch)
 
