@@ -139,7 +139,7 @@ def test_every_step_off_the_road_or_in_a_crash_costs_one_and_pays_minus_five_but
     costly = 0
     for _ in range(110):
         _, reward, terminated, truncated, info = env.step(AHEAD)
-        assert not (terminated or truncated)
+        assert (terminated, truncated) == (False, False)
         assert info["cost"] == float(info["out_of_road"] or info["crash_vehicle"])
         assert (reward == -5.0) == (info["cost"] == 1.0)
         costly += info[event]
@@ -202,14 +202,14 @@ def test_a_scenario_is_the_same_in_every_pool(make: MakeEnv) -> None:
 def test_what_a_reset_leaves_open_is_drawn_from_np_random(make: MakeEnv) -> None:
     env = make(scenarios=Scenarios(100, 50))
     drawn = []
-    for _ in range(2):
+    for index in (120, 130):
         env.np_random = np.random.default_rng(3)
-        infos = [env.reset()[1] for _ in range(3)]
-        env.reset(seed=120)  # an index is no seed: what follows differs from what any other index would leave
+        infos = [env.reset()[1] for _ in range(2)]
+        env.reset(seed=index)  # an index and no seed: what is drawn after it does not depend on it
         drawn.append([*infos, env.reset()[1]])
     assert drawn[0] == drawn[1]
     assert all(100 <= info["scenario"] < 150 for info in drawn[0])
-    assert len({info["traffic_seed"] for info in drawn[0]}) == 4
+    assert len({info["traffic_seed"] for info in drawn[0]}) == 3
 
 
 def test_the_same_scenario_gets_new_traffic_unless_its_seed_is_given(make: MakeEnv) -> None:
@@ -296,6 +296,8 @@ def test_an_interrupt_during_a_step_reaches_the_callers_handler(make: MakeEnv) -
     try:
         env._simulator.engine.taskMgr.add(lambda task: os.kill(os.getpid(), signal.SIGINT), "interrupt")
         env.step(AHEAD)
+    except KeyboardInterrupt:
+        pytest.fail("the simulator took the signal for itself")
     finally:
         signal.signal(signal.SIGINT, before)
     assert caught == [signal.SIGINT]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
 from vlmsafe.algorithms.acting import Array
 from vlmsafe.algorithms.rollout import Rollout
@@ -16,8 +15,11 @@ Float64 = NDArray[np.float64]
 
 def discounted_sums(values: Float64, factor: float) -> Float64:
     """y_t = x_t + factor * y_{t+1}, from the last entry backwards."""
-    sums: Float64 = lfilter([1.0], [1.0, -factor], values[::-1])[::-1]
-    return sums
+    sums, total = [], 0.0
+    for value in reversed(values.tolist()):
+        total = value + factor * total
+        sums.append(total)
+    return np.array(sums[::-1])
 
 
 def gae(rewards: Float64, values: Array, bootstrap: float, gamma: float, lam: float) -> tuple[Array, Array]:

@@ -20,7 +20,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
 from vlmsafe.errors import InputError
@@ -33,6 +32,7 @@ _FRAME = 64
 
 def optimum(horizon: int, budget: float) -> tuple[float, float]:
     """(return, multiplier) of the best policy whose expected cost is within the budget."""
+    from scipy.optimize import brentq  # slow to import, and workers never need it
 
     def mean(antiderivative: Callable[[float], float]) -> float:
         return antiderivative(1.5) - antiderivative(0.5)

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from vlmsafe.envs.api import Env, EnvSpec, Scenarios
-from vlmsafe.errors import EnvironmentFailure, VlmsafeError
+from vlmsafe.errors import EXIT_FAILED, EnvironmentFailure, VlmsafeError
 
 Result = TypeVar("Result", covariant=True)
 R = TypeVar("R")
@@ -65,9 +65,10 @@ class WorkerCrash:
 class WorkerError(EnvironmentFailure):
     """An exception inside a worker, with its traceback for the log."""
 
-    def __init__(self, message: str, details: str) -> None:
+    def __init__(self, message: str, details: str, exit_code: int) -> None:
         super().__init__(message)
         self.details = details
+        self.exit_code = exit_code
 
 
 def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
@@ -89,11 +90,11 @@ def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
                 env = env or recipe.make()
                 answer: tuple[Any, ...] = ("done", task.run(env, tick))
             except VlmsafeError as error:
-                answer = ("failed", str(error), traceback.format_exc())
+                answer = ("failed", str(error), traceback.format_exc(), error.exit_code)
             except Exception as error:
                 text = " ".join(str(error).split()) or "no message"
                 message = f"environment '{recipe.spec.name}' raised {type(error).__name__}: {text}"
-                answer = ("failed", message, traceback.format_exc())
+                answer = ("failed", message, traceback.format_exc(), EXIT_FAILED)
             pipe.send(answer)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass

@@ -140,8 +140,11 @@ class Run:
         return self.path / "evaluations"
 
     def epochs_done(self) -> int:
-        """Epochs of the newest checkpoint; 0 before the first."""
-        return max(saved_epochs(self.checkpoints), default=0)
+        """Epochs of the newest checkpoint that can be read; 0 where there is none."""
+        try:
+            return newest_checkpoint(self.checkpoints)[0].epoch
+        except RunError:
+            return 0
 
     def status(self) -> Status:
         """Whether the run is over, under way, or ended before its last epoch."""

@@ -24,7 +24,7 @@ from vlmsafe.envs.workers import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
 from vlmsafe.errors import Interrupted, RunError, VlmsafeError
 from vlmsafe.methods import check_method, config_from
 from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
-from vlmsafe.training.collection import CollectTask, DescribeTask, Share
+from vlmsafe.training.collection import CollectTask, DescribeTask, Dimensions, Share
 from vlmsafe.training.display import Display, make_display
 from vlmsafe.training.files import DirectoryLock
 from vlmsafe.training.run import Run
@@ -44,23 +44,31 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
         raise TypeError("give either a TrainConfig or single settings, not both")
     chosen = (config or config_from(settings)).resolved()
     check_method(chosen)
-    env_spec(chosen.env).require()
-    run = Run.create(chosen)
-    return _work_on(run, quiet)
+    dimensions = describe(chosen)  # before anything is written: an environment that cannot be made leaves no run
+    return _work_on(Run.create(chosen), dimensions, quiet)
 
 
 def resume(path: Path | str, *, quiet: bool = False) -> Run:
     """Continue a run exactly where its newest checkpoint left it."""
     run = Run.open(path)
-    env_spec(run.config.env).require()
-    return _work_on(run, quiet)
+    return _work_on(run, describe(run.config), quiet)
 
 
-def _work_on(run: Run, quiet: bool) -> Run:
+def describe(config: TrainConfig) -> Dimensions:
+    """Sizes of a configuration's environment, made once in a worker."""
+    spec = env_spec(config.env)
+    spec.require()
+    with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1) as pool:
+        answers = pool.run([DescribeTask()])
+    assert answers is not None
+    return answers[0]
+
+
+def _work_on(run: Run, dimensions: Dimensions, quiet: bool) -> Run:
     """Hold the run's lock, train, and leave a note of how it ended, whatever happens."""
     with DirectoryLock(run.path), stop_on_signals() as stop, make_display(run, quiet) as display:
         try:
-            Trainer(run, display, stop).train()
+            Trainer(run, dimensions, display, stop).train()
         except Interrupted as error:
             run.event("interrupted", reason=str(error))
             raise
@@ -82,13 +90,13 @@ def _note_failure(run: Run, error: VlmsafeError) -> None:
 class Trainer:
     """What a run holds in memory between two epochs, and how an epoch changes it."""
 
-    def __init__(self, run: Run, display: Display, stop: StopRequest) -> None:
+    def __init__(self, run: Run, dimensions: Dimensions, display: Display, stop: StopRequest) -> None:
         self.run, self.config, self.display, self.stop = run, run.config, display, stop
-        self.spec = env_spec(self.config.env)
+        self.dimensions, self.spec = dimensions, env_spec(self.config.env)
         assert self.config.budget is not None
         self.budget = self.config.budget
         fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
-        self.workers: WorkerPool[Any] = WorkerPool(
+        self.workers: WorkerPool[Share] = WorkerPool(
             EnvRecipe(self.spec, self.spec.training),
             size=self.config.num_envs,
             fresh=fresh,
@@ -268,14 +276,11 @@ class Trainer:
 
     def _start_or_continue(self) -> None:
         """Build everything at its initial value, then put the newest checkpoint's state in place."""
-        described = self.workers.run([DescribeTask()])
-        assert described is not None
         constrained = self.config.learner.algorithm != "ppo"
-        self.shape = Shape(
-            described[0].observation, self.config.learner.hidden, described[0].action, 2 if constrained else 1
-        )
-        self.learner = PPO(self.shape, self.config.learner, np.random.default_rng((self.config.seed, _INITIAL)))
-        self.normaliser = Normaliser.empty(described[0].observation)
+        sizes, learner = self.dimensions, self.config.learner
+        self.shape = Shape(sizes.observation, learner.hidden, sizes.action, critics=2 if constrained else 1)
+        self.learner = PPO(self.shape, learner, np.random.default_rng((self.config.seed, _INITIAL)))
+        self.normaliser = Normaliser.empty(sizes.observation)
         self.multiplier = AdamMultiplier.from_config(self.config.multiplier) if constrained else None
         size = None if self.config.cost_window == "epoch" else self.config.cost_window
         self.window: deque[tuple[float, float, float]] = deque(maxlen=size)

@@ -1,0 +1,72 @@
+"""Environments that misbehave, registered on import so that workers find them as gym:broken_envs:<id>."""
+
+import os
+import signal
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+
+class Walk(gymnasium.Env):
+    """A well-behaved base: ten steps, one dimension."""
+
+    def __init__(self):
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(1, np.float32), self.reward(), False, self.t >= 10, {"cost": 0.0}
+
+    def reward(self):
+        return float(self.np_random.normal())
+
+
+class NanReward(Walk):
+    def reward(self):
+        return float("nan") if self.t == 7 else 0.0
+
+
+class CrashOnce(Walk):
+    """Dies like a simulator with a segmentation fault, the first time only."""
+
+    def reward(self):
+        flag = Path(os.environ["CRASH_FLAG"])
+        if self.t == 5 and not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().reward()
+
+
+class CrashAlways(Walk):
+    def reward(self):
+        os._exit(3)
+
+
+class Raises(Walk):
+    def reward(self):
+        raise RuntimeError("the physics\nengine diverged")
+
+
+class NoCost(Walk):
+    def step(self, action):
+        observation, reward, terminated, truncated, _ = super().step(action)
+        return observation, reward, terminated, truncated, {}
+
+
+class Endless(Walk):
+    """Episodes far longer than an epoch."""
+
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, False, info
+
+
+for kind in (Walk, NanReward, CrashOnce, CrashAlways, Raises, NoCost, Endless):
+    gymnasium.register(f"{kind.__name__}-v0", entry_point=kind)

@@ -1,0 +1,181 @@
+"""Bad input gets one clear line and a non-zero exit code, and loses nothing."""
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import COMMAND, vlmsafe
+
+from vlmsafe.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from vlmsafe.training.run import Run
+
+HERE = Path(__file__).parent
+SMALL = ("--total-steps", "400", "--steps-per-epoch", "200", "--learner.update-iters", "1", "--quiet")
+
+
+def assert_one_line(answer, code, *words):
+    lines = answer.stderr.strip().splitlines()
+    assert answer.returncode == code, answer.stderr
+    assert len(lines) == 1, answer.stderr
+    assert lines[0].startswith("error: ")
+    for word in words:
+        assert word in lines[0]
+
+
+def train(tmp_path, *arguments, **kwargs):
+    return vlmsafe("train", *arguments, "--run-dir", tmp_path / "run", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--env", "metadrive-hrad"), ("environment 'metadrive-hrad'", "did you mean 'metadrive-hard'?", "speeding")),
+        (("--env", "speeding", "--method", "ppolag"), ("unknown method 'ppolag'", "did you mean 'ppo-lag'?")),
+        (("--env", "speeding", "--budget", "-1"), ("budget is -1.0", "0 or greater")),
+        (("--env", "speeding", "--num-envs", "3"), ("num_envs is 3", "does not divide", "20000", "such as 2")),
+        (("--env", "speeding", "--total-steps", "30000"), ("total_steps is 30000", "multiple of")),
+        (("--env", "speeding", "--learner.algorithm", "ppo"), ("learner.algorithm", "another --method")),
+        (("--env", "gym:NoSuchThing-v0"), ("unknown Gymnasium environment 'NoSuchThing-v0'",)),
+        (("--env", "gym:no_such_module:X-v0"), ("no_such_module",)),
+        (("--env", "gym:CartPole-v1"), ("Discrete(2)", "Box")),
+        (("--config", "missing.yaml"), ("cannot read missing.yaml",)),
+        (("--resume", "nowhere"), ("nowhere is not a run directory",)),
+        (("--resume", "nowhere", "--seed", "1"), ("drop --seed",)),
+    ],
+)  # fmt: skip
+def test_bad_request_is_one_line_and_starts_nothing(tmp_path, arguments, words):
+    answer = vlmsafe("train", *arguments, *(() if "--resume" in arguments else ("--run-dir", tmp_path / "run")))
+    assert_one_line(answer, EXIT_BAD_INPUT, *words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_command_and_option_exit_with_the_usage_code(tmp_path):
+    assert_one_line(vlmsafe("trian"), EXIT_BAD_INPUT, "unknown command 'trian'", "did you mean 'train'?")
+    answer = vlmsafe("train", "--no-such-option", "1")
+    assert answer.returncode == EXIT_BAD_INPUT
+    assert "no-such-option" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_yaml_with_an_unknown_setting_names_the_nearest(tmp_path):
+    (tmp_path / "c.yaml").write_text("env: speeding\nlearner:\n  updat_iters: 3\n")
+    answer = vlmsafe("train", "--config", tmp_path / "c.yaml")
+    assert_one_line(answer, EXIT_BAD_INPUT, "learner.updat_iters", "did you mean 'learner.update_iters'?")
+
+
+def test_missing_simulator_is_one_line_with_the_command_that_installs_it(tmp_path):
+    code = "import sys; sys.modules['metadrive'] = None; from vlmsafe.cli import main; main()"
+    answer = subprocess.run(
+        [sys.executable, "-c", code, "train", "--env", "metadrive-easy", "--run-dir", str(tmp_path / "run")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert_one_line(answer, EXIT_BAD_INPUT, "metadrive", "pip install 'vlmsafe[metadrive]'")
+    assert not (tmp_path / "run").exists()
+
+
+def test_existing_run_is_not_overwritten(tmp_path):
+    assert train(tmp_path, "--env", "speeding", *SMALL).returncode == 0
+    before = (tmp_path / "run" / "epochs.jsonl").read_bytes()
+    answer = train(tmp_path, "--env", "speeding", *SMALL)
+    assert_one_line(answer, EXIT_BAD_INPUT, "already holds a run", "finished", "--resume")
+    assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ("NanReward-v0", ("reward nan", "step 7")),
+        ("NoCost-v0", ("info['cost'] is missing",)),
+        ("Raises-v0", ("RuntimeError", "the physics engine diverged")),
+        ("CrashAlways-v0", ("died 3 times", "exit code 3", "2 restarts")),
+    ],
+)
+def test_environment_failure_is_one_line_and_the_run_can_be_resumed(tmp_path, env, words):
+    path = {"PYTHONPATH": str(HERE)}
+    arguments = ("--env", f"gym:broken_envs:{env}", "--max-worker-restarts", "2", *SMALL)
+    assert_one_line(train(tmp_path, *arguments, env=path), EXIT_FAILED, *words)
+    run = Run.open(tmp_path / "run")
+    assert run.status() == "untrained"
+    assert run.events()[-1]["event"] == "failed"
+    again = vlmsafe("train", "--resume", run.path, "--quiet", env=path)
+    assert_one_line(again, EXIT_FAILED, *words)
+
+
+def test_crashed_worker_is_restarted_and_the_log_says_so(tmp_path):
+    arguments = ("--env", "gym:broken_envs:CrashOnce-v0", *SMALL)
+    path = {"PYTHONPATH": str(HERE), "CRASH_FLAG": str(tmp_path / "flag")}
+    answer = train(tmp_path, *arguments, env=path)
+    assert answer.returncode == 0, answer.stderr
+    crashes = [event for event in Run.open(tmp_path / "run").events() if event["event"] == "worker crashed"]
+    assert len(crashes) == 1
+    assert crashes[0]["cause"] == "killed by SIGSEGV"
+    # The share was collected again from its beginning, so the crash left no trace in what was learned.
+    calm = vlmsafe("train", *arguments, "--run-dir", tmp_path / "calm", env=path)
+    assert calm.returncode == 0
+    for record in ("epochs.jsonl", "episodes.jsonl"):
+        assert (tmp_path / "run" / record).read_bytes() == (tmp_path / "calm" / record).read_bytes()
+
+
+def test_epoch_without_a_finished_episode_is_reported_and_leaves_the_multiplier(tmp_path):
+    answer = train(tmp_path, "--env", "gym:broken_envs:Endless-v0", *SMALL[:-1], env={"PYTHONPATH": str(HERE)})
+    assert answer.returncode == 0, answer.stderr
+    assert "no episode finished" in answer.stderr
+    rows = Run.open(tmp_path / "run").rows("epochs")
+    assert [row["episodes"] for row in rows] == [0, 0]
+    assert [row["multiplier"] for row in rows] == [0.001, 0.001]
+    assert rows[0]["episode_cost"] is None
+
+
+def _limit_file_size(size):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return limit
+
+
+def test_refused_write_is_one_line_and_the_run_can_be_resumed(tmp_path):
+    """A disk that takes no more bytes: the kernel refuses writes beyond a limit, as a full disk would."""
+    run = tmp_path / "run"
+    arguments = ["--env", "speeding", "--total-steps", "8000", "--steps-per-epoch", "400", "--quiet",
+                 "--learner.update-iters", "1"]  # fmt: skip
+    answer = subprocess.run(
+        [*COMMAND, "train", *arguments, "--run-dir", str(run)],
+        capture_output=True, text=True, preexec_fn=_limit_file_size(130_000), timeout=120,
+    )  # fmt: skip
+    assert_one_line(answer, EXIT_FAILED, "cannot write", "File too large", "free some space")
+    assert not list((run / "checkpoints").glob(".*")), "a half-written file was left"
+    assert vlmsafe("train", "--resume", run, "--quiet").returncode == 0
+    assert vlmsafe("train", *arguments, "--run-dir", tmp_path / "whole").returncode == 0
+    for record in ("epochs.jsonl", "episodes.jsonl"):
+        assert (run / record).read_bytes() == (tmp_path / "whole" / record).read_bytes()
+
+
+def test_full_disk_is_one_line_and_the_run_can_be_resumed(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(disk)], capture_output=True)
+    if mount.returncode != 0:
+        pytest.skip("mounting a small disk needs privileges that are missing here")
+    try:
+        run = disk / "run"
+        answer = vlmsafe("train", "--env", "speeding", "--total-steps", "40000", "--steps-per-epoch", "400",
+                         "--learner.update-iters", "1", "--quiet", "--run-dir", run)  # fmt: skip
+        assert_one_line(answer, EXIT_FAILED, "cannot write", "No space left on device", "free some space")
+        done = len(Run.open(run).rows("epochs"))
+        assert 0 < done < 100
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        assert vlmsafe("train", "--resume", run, "--quiet").returncode == 0
+        assert [row["epoch"] for row in Run.open(run).rows("epochs")] == list(range(1, 101))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_untrained_checkpoint_is_marked_and_not_evaluated_by_accident(tmp_path):
+    run = tmp_path / "run"
+    train(tmp_path, "--env", "gym:broken_envs:CrashAlways-v0", *SMALL, env={"PYTHONPATH": str(HERE)})
+    refused = vlmsafe("evaluate", run, env={"PYTHONPATH": str(HERE)})
+    assert_one_line(refused, EXIT_BAD_INPUT, "untrained start", "--allow-untrained")
+    assert "untrained" in vlmsafe("runs", tmp_path).stdout
+    assert Run.open(run).checkpoint()[0].trained is False
