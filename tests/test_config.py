@@ -154,14 +154,14 @@ def test_integers_serve_as_numbers_and_lists_as_layers():
     ],
 )
 def test_an_unknown_setting_names_the_nearest_one_and_its_source(data, unknown, nearest):
-    with pytest.raises(InputError, match=f"^my.yaml: .*'{unknown}'; did you mean '{nearest}'\\?") as caught:
+    with pytest.raises(InputError, match=rf"^my.yaml: .*'{unknown}'; did you mean '{nearest}'\?") as caught:
         from_dict(data, TrainConfig(), "my.yaml")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", [1, None, True, "nothing of the kind"])
 def test_a_key_that_resembles_nothing_lists_what_is_known(key):
-    with pytest.raises(InputError, match="unknown setting .* Known: env, method, seed"):
+    with pytest.raises(InputError, match=r"unknown setting .* Known: env, method, seed"):
         from_dict({key: 1}, TrainConfig(), "test")
 
 
@@ -203,7 +203,7 @@ def test_the_hint_about_1e6_gives_a_spelling_that_works(tmp_path):
     """YAML 1.1 reads 1e6 as text; each spelling the message recommends instead must be accepted there."""
     path = tmp_path / "config.yaml"
     path.write_text("total_steps: 1e6\n")
-    with pytest.raises(InputError, match="write (.*) or (.*)\\)") as caught:
+    with pytest.raises(InputError, match=r"write (.*) or (.*)\)") as caught:
         config_from_yaml(path)
     recommended = str(caught.value).partition("write ")[2].rstrip(")").split(" or ")
     for spelling in recommended:
@@ -212,18 +212,18 @@ def test_the_hint_about_1e6_gives_a_spelling_that_works(tmp_path):
 
 
 def test_a_file_that_cannot_be_used_is_one_line(tmp_path):
-    with pytest.raises(InputError, match="cannot read .*missing.yaml: No such file"):
+    with pytest.raises(InputError, match=r"cannot read .*missing.yaml: No such file"):
         read_yaml(tmp_path / "missing.yaml")
-    with pytest.raises(InputError, match="cannot read .*: Is a directory"):
+    with pytest.raises(InputError, match=r"cannot read .*: Is a directory"):
         read_yaml(tmp_path)
     path = tmp_path / "broken.yaml"
     for content in (b"a: [1,\n b: }", b"\xff\xfe\x00", b"a: 1\n a: 2"):
         path.write_bytes(content)
-        with pytest.raises(InputError, match="broken.yaml is not valid YAML") as caught:
+        with pytest.raises(InputError, match=r"broken.yaml is not valid YAML") as caught:
             read_yaml(path)
         assert "\n" not in str(caught.value)
     path.write_text("- a\n- b\n")
-    with pytest.raises(InputError, match="expected a mapping of settings, got list"):
+    with pytest.raises(InputError, match=r"expected a mapping of settings, got list"):
         read_yaml(path)
     path.write_text("")
     assert read_yaml(path) == {}
@@ -282,7 +282,7 @@ def test_every_problem_says_what_came_and_what_was_expected(changes, problem):
 
 
 def test_several_problems_are_reported_together():
-    with pytest.raises(InputError, match="seed is -1.*; .*batch_size is 0"):
+    with pytest.raises(InputError, match=r"seed is -1.*; .*batch_size is 0"):
         _replace(VALID, {"seed": -1, "learner.batch_size": 0}).resolved()
 
 
@@ -336,9 +336,9 @@ def test_the_default_directory_tells_runs_apart_and_stays_below_runs():
 
 
 def test_an_unknown_environment_is_named_before_anything_else():
-    with pytest.raises(InputError, match="unknown environment 'speedin'; did you mean 'speeding'"):
+    with pytest.raises(InputError, match=r"unknown environment 'speedin'; did you mean 'speeding'"):
         dataclasses.replace(VALID, env="speedin", seed=-1).resolved()
-    with pytest.raises(InputError, match="unknown environment 'gym:'"):
+    with pytest.raises(InputError, match=r"unknown environment 'gym:'"):
         dataclasses.replace(VALID, env="gym:").resolved()
 
 
@@ -377,9 +377,9 @@ def test_settings_win_over_the_methods_and_keep_the_rest():
 
 def test_an_unknown_method_names_the_nearest():
     for call in (lambda: method("ppolag"), lambda: config_from({"method": "ppolag"})):
-        with pytest.raises(InputError, match="unknown method 'ppolag'; did you mean 'ppo-lag'"):
+        with pytest.raises(InputError, match=r"unknown method 'ppolag'; did you mean 'ppo-lag'"):
             call()
-    with pytest.raises(InputError, match="my.yaml: method must be a name, got list"):
+    with pytest.raises(InputError, match=r"my.yaml: method must be a name, got list"):
         config_from({"method": ["ppo"]}, "my.yaml")
 
 
@@ -387,7 +387,7 @@ def test_a_method_that_contradicts_the_file_is_refused(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(to_dict(method_defaults("ppo-lag-unmatched"))))
     assert config_from_yaml(path, "ppo-lag-unmatched").method == "ppo-lag-unmatched"
-    with pytest.raises(InputError, match="holds settings of the method 'ppo-lag-unmatched', not of 'ppo'"):
+    with pytest.raises(InputError, match=r"holds settings of the method 'ppo-lag-unmatched', not of 'ppo'"):
         config_from_yaml(path, "ppo")
 
 
@@ -404,7 +404,7 @@ def test_a_runs_own_file_gives_its_settings_but_not_its_place(tmp_path):
 
 def test_a_learner_that_is_not_the_methods_is_refused():
     config = config_from({"method": "ppo-lag", "learner": {"algorithm": "ppo"}})
-    with pytest.raises(InputError, match="learner.algorithm is 'ppo', but the method 'ppo-lag' is 'ppo-lag'"):
+    with pytest.raises(InputError, match=r"learner.algorithm is 'ppo', but the method 'ppo-lag' is 'ppo-lag'"):
         check_method(config)
-    with pytest.raises(InputError, match="unknown method"):
+    with pytest.raises(InputError, match=r"unknown method"):
         check_method(dataclasses.replace(config, method="sac"))

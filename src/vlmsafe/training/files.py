@@ -61,11 +61,13 @@ def append_rows(path: Path, rows: list[Mapping[str, Any]]) -> int:
     A write that fails part-way is cut off again, so that the file always ends with a whole row.
     """
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
-    with disk_errors(path), path.open("ab") as file:
+    # Unbuffered: a buffer would try to write its rest once more when the file is closed, after the cut.
+    with disk_errors(path), path.open("ab", buffering=0) as file:
         before = file.tell()
         try:
-            file.write(text)
-            file.flush()
+            rest = memoryview(text)
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:
             os.truncate(path, before)

@@ -1,0 +1,37 @@
+# make demo   train on MetaDrive, evaluate on held-out scenarios, print the result
+# make test   the whole test suite, with linter and type checker
+# Both set up everything they need first (make install).
+
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := runs/demo
+
+.PHONY: demo test install lint clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml constraints.txt tools/install.sh
+	tools/install.sh $(VENV)
+	touch $@
+
+# A demo that was interrupted is continued; one that is finished is shown again.
+demo: install
+	@if [ -f $(DEMO)/config.yaml ]; then \
+		$(BIN)/vlmsafe train --resume $(DEMO); \
+	else \
+		$(BIN)/vlmsafe train --env metadrive-easy --method ppo-lag --seed 42 --num-envs 2 \
+			--total-steps 60000 --steps-per-epoch 4000 --run-dir $(DEMO); \
+	fi
+	@$(BIN)/vlmsafe evaluate $(DEMO) --protocol held-out --episodes 20
+	@echo "The run is in $(DEMO): epochs.jsonl, episodes.jsonl, checkpoints/, evaluations/."
+
+test: install lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .benchmarks build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,176 @@
+"""Collecting on MetaDrive Hard: what a second worker brings, and what collecting costs on top of the bare simulator.
+
+    python benchmarks/collect.py [--steps 1500] [--rounds 3]
+
+Scaling: the same share of experience collected twice, by one worker and by two at once; it needs two free cores. (The
+shares are equal because episodes differ several times in cost per step; an epoch waits for its slowest worker.) Overhead: the same episodes driven once through `collect` (policy, normaliser, checks, records) and once
+through MetaDrive's own SafeMetaDriveEnv with the actions replayed and nothing else, in CPU time of the process. Each
+pair is measured side by side in every round. Exit code 1 if a promise is missed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
+from vlmsafe.algorithms.networks import Shape, Stack
+from vlmsafe.envs import ENVS
+from vlmsafe.envs.api import Env
+from vlmsafe.envs.workers import EnvRecipe, WorkerPool
+from vlmsafe.training.collection import CollectTask, Share, collect
+
+PROMISE_SCALING, PROMISE_OVERHEAD = 1.7, 0.05
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure collection."""
+
+    env: str = "metadrive-hard"
+    """Environment, one of MetaDrive's."""
+    steps: int = 1500
+    """Steps of one worker's share."""
+    rounds: int = 3
+    """How often each pair is measured."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Actions and scenarios of a share, and the CPU seconds it took."""
+
+    seconds: float
+    actions: Array
+    scenarios: list[int]
+    lengths: list[int]
+    rewards: float
+
+
+@dataclass(frozen=True)
+class CollectTimed:
+    """A share through this package, the start of the simulator left out."""
+
+    task: CollectTask
+
+    def run(self, env: Env, tick: Callable[[int], None]) -> Timed:
+        assert isinstance(env.action_space, gymnasium.spaces.Box)
+        begun = time.process_time()
+        share = collect(env, self.task, tick)
+        seconds = time.process_time() - begun
+        to_env = ActionMap.to(env.action_space)
+        actions = np.stack([to_env(action) for action in share.rollout.actions])
+        scenarios = [row["scenario"] for row in share.episodes]
+        lengths = [row["length"] for row in share.episodes]
+        return Timed(seconds, actions, scenarios, lengths, float(share.rollout.rewards.sum()))
+
+
+@dataclass(frozen=True)
+class ReplayBare:
+    """The same episodes in MetaDrive's own environment with nothing around it."""
+
+    like: Timed
+
+    def run(self, env: Env, tick: Callable[[int], None]) -> tuple[float, float]:
+        from metadrive.component.sensors.lidar import Lidar
+        from metadrive.envs.safe_metadrive_env import SafeMetaDriveEnv
+
+        env.close()
+        settings: dict[str, Any] = {**env._config, "sensors": {"lidar": (Lidar,)}}  # type: ignore[attr-defined]
+        bare = SafeMetaDriveEnv(settings)
+        bare.lazy_init()
+        moves = self.like.actions.tolist()
+        rewards, at = 0.0, 0
+        begun = time.process_time()
+        for scenario, length in zip(self.like.scenarios, self.like.lengths, strict=True):
+            bare.reset(seed=scenario)
+            for action in moves[at : at + length]:
+                rewards += bare.step(action)[1]
+            at += length
+        return time.process_time() - begun, rewards
+
+
+def make_task(options: Options, traffic: bool) -> CollectTask:
+    """A share with a policy that mostly drives ahead, so that traffic comes into play."""
+    stack = Stack(Shape(259, (64, 64), 2, 2))
+    stack.initialise(np.random.default_rng(0))
+    stack.biases[-1][0, 0, 1] = 0.5
+    stack.log_std[:] = -1.0
+    policy: Policy = stack.policy()
+    scenarios = ENVS[options.env].training
+    return CollectTask(policy, Normaliser.empty(259), scenarios, traffic, options.steps, seed=(0,))
+
+
+def measure_scaling(options: Options) -> list[tuple[float, float]]:
+    """(steps/s with one worker, with two) per round."""
+    spec = ENVS[options.env]
+    tasks = [make_task(options, traffic=True)] * 2
+
+    def speed(workers: int) -> float:
+        with WorkerPool[Share](EnvRecipe(spec, spec.training), workers, fresh=True) as pool:
+            pool.prepare()
+            begun = time.perf_counter()
+            pool.run(tasks)
+            return 2 * options.steps / (time.perf_counter() - begun)
+
+    speed(1)  # starts the server of worker processes
+    return [(speed(1), speed(2)) for _ in range(options.rounds)]
+
+
+def measure_overhead(options: Options) -> list[tuple[float, float]]:
+    """(CPU seconds through this package, bare) per round."""
+    spec = ENVS[options.env]
+    recipe = EnvRecipe(spec, spec.training, randomise=False)
+    task = make_task(options, traffic=False)
+    pairs = []
+    for _ in range(options.rounds):
+        with WorkerPool[Any](recipe, 1, fresh=True) as pool:
+            collected = pool.run([CollectTimed(task)])
+            assert collected is not None
+            replayed = pool.run([ReplayBare(collected[0])])
+            assert replayed is not None
+        seconds, rewards = replayed[0]
+        assert rewards == collected[0].rewards, "the replay drove other episodes"
+        pairs.append((collected[0].seconds, seconds))
+    return pairs
+
+
+def main() -> int:
+    options = tyro.cli(Options)
+    console = Console(highlight=False)
+    scaling, overhead = measure_scaling(options), measure_overhead(options)
+    gain = statistics.median(two / one for one, two in scaling)
+    extra = statistics.median(ours / bare - 1 for ours, bare in overhead)
+
+    table = Table("round", "1 worker, steps/s", "2 workers, steps/s", "gain", title=f"{options.env}: scaling")
+    for number, (one, two) in enumerate(scaling, 1):
+        table.add_row(str(number), f"{one:.1f}", f"{two:.1f}", f"{two / one:.2f}")
+    console.print(table)
+    table = Table(
+        "round", "collect, ms/step", "bare, ms/step", "overhead", title=f"{options.env}, overhead in CPU time"
+    )
+    for number, (ours, bare) in enumerate(overhead, 1):
+        per_step = 1e3 / options.steps
+        table.add_row(
+            str(number), f"{ours * per_step:.3f}", f"{bare * per_step:.3f}", f"{100 * (ours / bare - 1):.1f} %"
+        )
+    console.print(table)
+    kept = gain >= PROMISE_SCALING and extra <= PROMISE_OVERHEAD
+    console.print(
+        f"median gain {gain:.2f} (promised {PROMISE_SCALING}), median overhead {100 * extra:.1f} % "
+        f"(promised at most {100 * PROMISE_OVERHEAD:.0f} %): {'kept' if kept else 'MISSED'}"
+    )
+    return int(not kept)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

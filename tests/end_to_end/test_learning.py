@@ -1,0 +1,38 @@
+"""The learners learn: on a problem with a known answer they end where they should."""
+
+import numpy as np
+import pytest
+
+from vlmsafe import train
+from vlmsafe.envs import ENVS
+from vlmsafe.envs.speeding import optimum
+
+SPEC = ENVS["speeding"]
+# Larger learning rates than on a simulator: the problem is small. The discount is short because no action has
+# consequences beyond its own step.
+LEARNER = {"update_iters": 10, "actor_lr": 3e-3, "critic_lr": 3e-3, "target_kl": 0.05, "gamma": 0.5}
+
+
+def last_ten(run, column):
+    return float(np.mean([row[column] for row in run.rows("epochs")[-10:]]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ppo_lagrangian_ends_within_budget_near_the_constrained_optimum(tmp_path, seed):
+    run = train(
+        env="speeding", method="ppo-lag", seed=seed, total_steps=140_000, steps_per_epoch=2_000,
+        run_dir=str(tmp_path / "run"), learner=LEARNER, multiplier={"learning_rate": 0.025}, quiet=True,
+    )  # fmt: skip
+    best, _ = optimum(SPEC.horizon, SPEC.budget)
+    assert last_ten(run, "episode_cost") == pytest.approx(SPEC.budget, rel=0.10)
+    assert last_ten(run, "env_return") == pytest.approx(best, rel=0.03)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ppo_without_a_constraint_exceeds_the_budget(tmp_path, seed):
+    run = train(
+        env="speeding", method="ppo", seed=seed, total_steps=40_000, steps_per_epoch=2_000,
+        run_dir=str(tmp_path / "run"), learner=LEARNER, quiet=True,
+    )  # fmt: skip
+    assert last_ten(run, "episode_cost") > 1.5 * SPEC.budget
+    assert last_ten(run, "env_return") > optimum(SPEC.horizon, SPEC.budget)[0]

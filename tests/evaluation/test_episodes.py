@@ -1,0 +1,103 @@
+"""Evaluations measure the frozen policy on the scenarios they name."""
+
+import polars as pl
+import pytest
+
+from vlmsafe import evaluate, train
+from vlmsafe.envs import ENVS
+from vlmsafe.errors import InputError
+from vlmsafe.evaluation.episodes import SCHEMA, summary
+from vlmsafe.evaluation.protocols import PROTOCOLS
+from vlmsafe.training.run import Run
+
+SETTINGS = {"env": "speeding", "total_steps": 1200, "steps_per_epoch": 400, "learner": {"update_iters": 2}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(**SETTINGS, run_dir=str(tmp_path_factory.mktemp("runs") / "run"), quiet=True)
+
+
+def test_held_out_scenarios_are_outside_the_training_pool(run):
+    table = evaluate(run, episodes=6)
+    assert table["scenario"].to_list() == list(range(10_000, 10_006))
+    assert not table["in_training_pool"].any()
+    assert table.schema == pl.Schema(SCHEMA)
+    assert pl.read_parquet(run.evaluations / "held-out.parquet").equals(table)
+
+
+def test_evaluation_repeats_exactly_whatever_the_number_of_processes(run):
+    one = evaluate(run, episodes=5, processes=1)
+    assert evaluate(run, episodes=5, processes=3).equals(one)
+
+
+def test_violation_and_catastrophe_are_strict(run):
+    table = evaluate(run, episodes=20)
+    assert (table["violation"] == (table["cost"] > 30.0)).all()
+    assert (table["catastrophe"] == (table["cost"] > 120.0)).all()
+    assert (table["length"] == 20).all()
+
+
+def test_evaluation_changes_nothing_in_the_run(run):
+    before = {
+        path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and "evaluations" not in str(path)
+    }
+    evaluate(run, episodes=2)
+    for path, content in before.items():
+        assert path.read_bytes() == content, path
+
+
+def test_chosen_epoch_is_evaluated_and_recorded(run):
+    assert set(evaluate(run, episodes=2, epoch=2)["checkpoint_epoch"]) == {2}
+    table = evaluate(run, episodes=2)
+    assert set(table["checkpoint_epoch"]) == {3}
+    assert table["run_finished"].all()
+    with pytest.raises(InputError, match="no checkpoint of epoch 9"):
+        evaluate(run, epoch=9)
+
+
+def test_summary_averages_episodes(run):
+    table = evaluate(run, episodes=4)
+    figures = summary(table)
+    assert figures["episodes"] == 4
+    assert figures["cost"] == pytest.approx(sum(table["cost"]) / 4)
+    assert figures["violation_rate"] == pytest.approx(table["violation"].sum() / 4)
+    assert figures["arrival_rate"] is None  # this environment has nowhere to arrive
+
+
+def test_unknown_protocol_and_protocol_of_another_environment_are_refused(run):
+    with pytest.raises(InputError, match="did you mean 'held-out'"):
+        evaluate(run, "heldout")
+    with pytest.raises(InputError, match="not defined for 'speeding'"):
+        evaluate(run, "paper")
+
+
+def test_paper_protocols_map_into_the_training_pool():
+    spec = ENVS["metadrive-hard"]
+    assert [PROTOCOLS["paper"].scenario(i, spec) for i in (0, 1, 49)] == [0, 1, 49]
+    assert PROTOCOLS["paper"].episodes == 50
+    assert not PROTOCOLS["paper"].randomise
+    early = PROTOCOLS["paper-early"]
+    assert [early.scenario(i, spec) for i in (0, 19, 100)] == [0, 19, 0]
+    assert (early.episodes, early.randomise, early.shared_simulator) == (20, True, True)
+    held_out = PROTOCOLS["held-out"]
+    assert all(held_out.scenario(i, spec) not in spec.training for i in range(50))
+
+
+def test_metadrive_protocols_run_and_repeat(tmp_path):
+    pytest.importorskip("metadrive")
+    run = train(env="metadrive-easy", total_steps=200, steps_per_epoch=200, learner={"update_iters": 1},
+                run_dir=str(tmp_path / "run"), quiet=True)  # fmt: skip
+    config = (run.path / "config.yaml").read_text()
+    assert "metadrive-easy" in config
+    held_out = evaluate(run, "held-out", episodes=2)
+    assert held_out["scenario"].to_list() == [10_000, 10_001]
+    assert held_out["arrived"].null_count() == 0
+    assert evaluate(Run.open(run.path), "held-out", episodes=2).equals(held_out)
+    paper = evaluate(run, "paper", episodes=1)
+    assert paper["scenario"].to_list() == [0]
+    assert paper["in_training_pool"].all()
+    assert paper["traffic_seed"].null_count() == 1
+    early = evaluate(run, "paper-early", episodes=2)
+    assert early["scenario"].to_list() == [0, 1]
+    assert early["traffic_seed"].null_count() == 0

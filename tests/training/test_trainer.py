@@ -1,0 +1,147 @@
+"""The training loop keeps its promises from one epoch to the next."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vlmsafe import TrainConfig, resume, train
+from vlmsafe.errors import InputError, RunError
+from vlmsafe.training.checkpoint import load_checkpoint, path_of
+from vlmsafe.training.run import Run
+
+SMALL = {"env": "speeding", "total_steps": 1600, "steps_per_epoch": 400, "learner": {"update_iters": 2}, "quiet": True}
+
+
+def final(run):
+    return load_checkpoint(path_of(run.checkpoints, run.config.epochs))
+
+
+def test_equal_seeds_give_equal_runs_and_other_seeds_other_ones(tmp_path):
+    runs = {name: train(**SMALL, seed=seed, run_dir=str(tmp_path / name)) for name, seed in
+            {"one": 1, "same": 1, "other": 2}.items()}  # fmt: skip
+    networks = {name: final(run).arrays["networks"] for name, run in runs.items()}
+    np.testing.assert_array_equal(networks["one"], networks["same"])
+    assert not np.array_equal(networks["one"], networks["other"])
+
+
+@pytest.mark.parametrize("settings", [{"num_envs": 2}, {"fresh_workers": "always"}, {"cost_window": "epoch"},
+                                      {"method": "ppo"}, {"normalise_observations": False}])  # fmt: skip
+def test_resumed_run_equals_uninterrupted_run(tmp_path, settings):
+    whole = train(**SMALL, **settings, run_dir=str(tmp_path / "whole"))
+    cut = train(**SMALL, **settings, run_dir=str(tmp_path / "cut"))
+    for epoch in (3, 4):  # as if the run had been killed in its third epoch, the rows of later ones half written
+        path_of(cut.checkpoints, epoch).unlink()
+    resume(cut.path, quiet=True)
+    for record in ("epochs.jsonl", "episodes.jsonl"):
+        assert (whole.path / record).read_bytes() == (cut.path / record).read_bytes()
+    a, b = final(whole), final(cut)
+    assert {k: v for k, v in a.values.items() if k != "row_files"} == {
+        k: v for k, v in b.values.items() if k != "row_files"
+    }
+    for name in a.arrays:
+        np.testing.assert_array_equal(a.arrays[name], b.arrays[name], err_msg=name)
+
+
+def test_multiplier_is_updated_before_the_policy_from_the_windowed_episode_cost(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), cost_window=30)
+    episodes = [row for row in run.rows("episodes") if row["finished"]]
+    for row in run.rows("epochs"):
+        so_far = [episode["cost"] for episode in episodes if episode["epoch"] <= row["epoch"]]
+        assert row["episode_cost"] == pytest.approx(np.mean(so_far[-30:]))
+        assert row["cost_gap"] == pytest.approx(row["episode_cost"] - row["budget"])
+    # Adam's first step is its learning rate, upwards because the cost exceeds the budget.
+    assert run.rows("epochs")[0]["multiplier"] == pytest.approx(0.001 + 0.035, abs=1e-6)
+
+
+def test_epoch_window_counts_only_the_epochs_own_episodes(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), cost_window="epoch")
+    for row in run.rows("epochs"):
+        assert row["episode_cost"] == pytest.approx(row["epoch_cost"])
+
+
+def test_every_episode_is_recorded_with_its_scenario(tmp_path):
+    run = train(**{**SMALL, "steps_per_epoch": 200, "num_envs": 2}, run_dir=str(tmp_path / "run"))
+    episodes = run.rows("episodes")
+    assert sum(row["length"] for row in episodes) == 1600
+    assert {row["worker"] for row in episodes} == {0, 1}
+    assert all(0 <= row["scenario"] < 10_000 for row in episodes)
+    assert len({row["scenario"] for row in episodes}) > 60
+
+
+def test_ppo_has_no_multiplier_and_no_cost_critic(tmp_path):
+    run = train(**SMALL, method="ppo", run_dir=str(tmp_path / "run"))
+    row = run.rows("epochs")[-1]
+    assert row["multiplier"] is None
+    assert row["cost_critic_loss"] is None
+    assert row["episode_cost"] is not None
+    assert final(run).arrays["networks"].shape[0] == 2
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), checkpoint={"every": 1, "keep": 2})
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        "epoch-00003.safetensors",
+        "epoch-00004.safetensors",
+    ]
+
+
+def test_config_of_a_run_starts_an_equal_run(tmp_path):
+    from vlmsafe.methods import config_from_yaml
+
+    first = train(**SMALL, seed=5, run_dir=str(tmp_path / "first"))
+    config = config_from_yaml(first.path / "config.yaml")
+    assert config.run_dir is None
+    second = train(TrainConfig(**{**vars(config), "run_dir": tmp_path / "second"}), quiet=True)
+    np.testing.assert_array_equal(final(first).arrays["networks"], final(second).arrays["networks"])
+
+
+def test_run_directory_can_be_moved(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "here"))
+    path_of(run.checkpoints, 4).unlink()
+    run.path.rename(tmp_path / "there")
+    assert resume(tmp_path / "there", quiet=True).status() == "finished"
+    assert not (tmp_path / "here").exists()
+
+
+def test_recorded_surroundings_name_versions_and_hardware(tmp_path):
+    import yaml
+
+    run = train(**SMALL, run_dir=str(tmp_path / "run"))
+    recorded = yaml.safe_load((run.path / "config.yaml").read_text())["recorded"]
+    assert recorded["packages"]["numpy"] == np.__version__
+    assert recorded["cores"] >= 1
+    assert Run.open(run.path).config == run.config
+
+
+def test_row_file_shorter_than_its_checkpoint_says_is_an_error(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"))
+    (run.path / "epochs.jsonl").write_text("")
+    path_of(run.checkpoints, 4).unlink()
+    with pytest.raises(RunError, match="was damaged"):
+        resume(run.path, quiet=True)
+
+
+def test_tensorboard_events_are_written_and_hold_the_epochs(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), tensorboard=True)
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    logged = [event.value for event in events.Scalars("train/episode_cost")]
+    assert logged == pytest.approx([row["episode_cost"] for row in run.rows("epochs")], rel=1e-6)
+
+
+def test_config_and_settings_together_are_refused():
+    with pytest.raises(TypeError):
+        train(TrainConfig(), env="speeding")
+    with pytest.raises(InputError, match="budget"):
+        train(env="speeding", budget=-1)
+
+
+def test_rows_are_plain_json(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"))
+    for name in ("epochs", "episodes", "timing", "events"):
+        for line in (run.path / f"{name}.jsonl").read_text().splitlines():
+            json.loads(line)
