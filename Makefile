@@ -20,7 +20,7 @@ demo: install
 		$(BIN)/vlmsafe train --resume $(DEMO); \
 	else \
 		$(BIN)/vlmsafe train --env metadrive-easy --method ppo-lag --seed 42 --num-envs 2 \
-			--total-steps 60000 --steps-per-epoch 4000 --run-dir $(DEMO); \
+			--total-steps 80000 --steps-per-epoch 4000 --run-dir $(DEMO); \
 	fi
 	@$(BIN)/vlmsafe evaluate $(DEMO) --protocol held-out --episodes 20
 	@echo "The run is in $(DEMO): epochs.jsonl, episodes.jsonl, checkpoints/, evaluations/."

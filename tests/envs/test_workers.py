@@ -442,7 +442,7 @@ def main_process(tmp_path) -> Iterator[Callable[[int], tuple[subprocess.Popen[st
         folder.mkdir()
         process = subprocess.Popen(
             [sys.executable, str(script), str(folder), str(tasks)],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

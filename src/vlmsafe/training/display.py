@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from vlmsafe.errors import MissingDependencyError
@@ -142,58 +143,47 @@ class _Lines:
 
 
 class _Live:
-    """A progress bar over the run and the figures of the newest epoch."""
+    """A progress bar over the run and, under it, the figures of the newest epoch."""
 
     def __init__(self, run: Run, console: Console) -> None:
         config = run.config
-        self._run = run
+        self._run, self._console = run, console
         self._speed = _Speed(config.total_steps)
-        self._figures: Mapping[str, Any] | None = None
-        self._progress = _FiguresBelow(
+        self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[status]}"),
             console=console,
             expand=True,
-            refresh_per_second=4,
         )
-        self._task = self._progress.add_task(f"{config.method} on {config.env}", total=config.total_steps, speed="")
+        self._task = self._bar.add_task(f"{config.method} on {config.env}", total=config.total_steps, status="starting")
+        self._figures: RenderableType = ""
+        self._live = Live(console=console, get_renderable=lambda: Group(self._bar, self._figures), refresh_per_second=4)
 
     def __enter__(self) -> _Live:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._progress.stop()
+        self._live.stop()
 
     def start(self, epoch: int) -> None:
         done = epoch * self._run.config.steps_per_epoch
         self._speed.begin(done)
-        self._progress.update(self._task, completed=done)
-        self._progress.console.print(f"run directory [cyan]{self._run.path}[/]")
+        self._bar.update(self._task, completed=done)
+        self._console.print(f"run directory {self._run.path}", markup=False)
 
     def steps(self, total: int) -> None:
         rate, left = self._speed.at(total)
-        self._progress.update(self._task, completed=total, speed=f"{rate:.0f} steps/s, {duration(left)} left")
+        status = f"{total:,} of {self._run.config.total_steps:,} steps, {rate:.0f} steps/s, {duration(left)} left"
+        self._bar.update(self._task, completed=total, status=status)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        self._progress.figures = _figures(row, self._run.config.epochs)
+        self._figures = _figures(row, self._run.config.epochs)
         self.steps(row["steps"])
 
     def note(self, text: str) -> None:
-        self._progress.console.print("[yellow]note:[/]", text)
-
-
-class _FiguresBelow(Progress):
-    """A progress bar with a small table under it."""
-
-    figures: Table | None = None
-
-    def get_renderables(self) -> Iterator[Any]:
-        yield self.make_tasks_table(self.tasks)
-        if self.figures is not None:
-            yield self.figures
+        self._console.print(f"note: {text}", markup=False)
 
 
 def _figures(row: Mapping[str, Any], epochs: int) -> Table:
