@@ -3,9 +3,10 @@
     python benchmarks/collect.py [--steps 1500] [--rounds 3]
 
 Scaling: the same share of experience collected twice, by one worker and by two at once; it needs two free cores. (The
-shares are equal because episodes differ several times in cost per step; an epoch waits for its slowest worker.) Overhead: the same episodes driven once through `collect` (policy, normaliser, checks, records) and once
-through MetaDrive's own SafeMetaDriveEnv with the actions replayed and nothing else, in CPU time of the process. Each
-pair is measured side by side in every round. Exit code 1 if a promise is missed.
+shares are equal because episodes differ several times in cost per step, and an epoch waits for its slowest worker.)
+Overhead: the same episodes driven once through `collect` (policy, normaliser, checks, records) and once through
+MetaDrive's own SafeMetaDriveEnv with the actions replayed and nothing else, in CPU time of the process. Each pair is
+measured side by side in every round. Exit code 1 if a promise is missed.
 """
 
 from __future__ import annotations
@@ -173,4 +174,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Tasks travel to the workers by name, and the workers know this file as a module, not as a script.
+    import collect as this_module
+
+    sys.exit(this_module.main())

@@ -14,7 +14,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import traceback
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -247,20 +249,31 @@ def _describe_exit(code: int | None) -> str:
     return f"exit code {code}"
 
 
+_SERVER_VARIABLES = {
+    "PYTHONHASHSEED": "0",
+    # One BLAS thread per worker: the policy's products are tiny, and the workers already fill the cores.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
 @contextmanager
 def _worker_server(module: str) -> Iterator[None]:
-    """The surroundings in which the server of worker processes starts, should it start now."""
+    """The surroundings in which a worker, and the server of workers should it not run yet, is started."""
     _CONTEXT.set_forkserver_preload([__name__, module])
-    before = os.environ.get("PYTHONHASHSEED")
-    os.environ["PYTHONHASHSEED"] = "0"
-    # One BLAS thread per worker: the policy's products are tiny, and the workers already fill the cores.
-    threads = {name: os.environ.get(name) for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    os.environ.update(dict.fromkeys(threads, "1"))
+    before = {name: os.environ.get(name) for name in _SERVER_VARIABLES}
+    os.environ.update(_SERVER_VARIABLES)
+    # multiprocessing has every new process import the main script again, which trains once more in a script that does
+    # not guard against it, and costs its imports each time. Workers need nothing from there.
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         yield
     finally:
-        for name, value in {**threads, "PYTHONHASHSEED": before}.items():
+        sys.modules["__main__"] = main
+        for name, value in before.items():
             if value is None:
-                os.environ.pop(name, None)
+                del os.environ[name]
             else:
                 os.environ[name] = value
