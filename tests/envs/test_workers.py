@@ -171,6 +171,11 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
     return True
 
 
+def _environment() -> dict[str, str]:
+    """Variables for a Python process that can import this file."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind() -> Iterator[None]:
     yield
@@ -289,6 +294,20 @@ def test_starting_workers_leaves_the_environment_variables_as_they_were(monkeypa
     with WorkerPool(RECIPE, 1) as pool:
         pool.run([Echo(0)])
         assert dict(os.environ) == before
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path):
+    """Most scripts call `train` at their top level; workers must not import, and so repeat, the script."""
+    script, log = tmp_path / "unguarded.py", tmp_path / "log"
+    script.write_text(
+        f"open({str(log)!r}, 'a').write('run\\n')\n"
+        "from test_workers import Echo, RECIPE, WorkerPool\n"
+        "with WorkerPool(RECIPE, 2) as pool:\n"
+        "    print([value for value, _ in pool.run([Echo(1), Echo(2), Echo(3)])])\n"
+    )
+    result = subprocess.run([sys.executable, script], env=_environment(), capture_output=True, text=True, timeout=30)
+    assert (result.stdout, result.stderr) == ("[1, 2, 3]\n", "")
+    assert log.read_text() == "run\n"
 
 
 # --- crashes
@@ -415,6 +434,12 @@ def test_an_error_of_a_callback_leaves_no_process(tmp_path):
     assert pids() == set()
 
 
+def test_a_pool_that_was_never_closed_does_not_hold_up_the_end_of_the_process():
+    code = "from test_workers import *; pool = WorkerPool(RECIPE, 2); pool.prepare(); print(pool.run([Echo(1)])[0][0])"
+    result = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=15)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "1\n", "")
+
+
 MAIN = """
 import multiprocessing, signal, sys
 from test_workers import Crashes, Linger, RECIPE, WorkerPool
@@ -442,7 +467,7 @@ def main_process(tmp_path) -> Iterator[Callable[[int], tuple[subprocess.Popen[st
         folder.mkdir()
         process = subprocess.Popen(
             [sys.executable, str(script), str(folder), str(tasks)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])},
+            env=_environment(),
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,

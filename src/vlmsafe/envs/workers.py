@@ -15,8 +15,10 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -75,34 +77,48 @@ class WorkerError(EnvironmentFailure):
 
 def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
     """A worker's life: make the environment, run tasks until the pipe closes."""
-    # Ctrl-C reaches the whole process group; only the main process decides what it means.
+    # Ctrl-C reaches the whole process group, a scheduler's SIGTERM may too; the main process decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     env: Env | None = None
+    checked = time.monotonic()
 
     def tick(done: int) -> None:
+        nonlocal checked
         steps.value = done
-        if os.getppid() != parent:  # the run was killed: nobody will read the result
-            os._exit(1)
+        if time.monotonic() - checked > _POLL_SECONDS:
+            checked = time.monotonic()
+            if (
+                pipe.poll()
+            ):  # nothing is sent to a busy worker, so the other end is gone and nobody will read the result
+                os._exit(1)
 
-    try:
-        while True:
+    while True:
+        try:
             task: Task[Any] = pipe.recv()
-            try:
-                env = env or recipe.make()
-                answer: tuple[Any, ...] = ("done", task.run(env, tick))
-            except VlmsafeError as error:
-                answer = ("failed", str(error), traceback.format_exc(), error.exit_code)
-            except Exception as error:
-                text = " ".join(str(error).split()) or "no message"
-                message = f"environment '{recipe.spec.name}' raised {type(error).__name__}: {text}"
-                answer = ("failed", message, traceback.format_exc(), EXIT_FAILED)
+            env = env or recipe.make()
+            answer: tuple[Any, ...] = ("done", task.run(env, tick))
+        except (EOFError, ConnectionResetError):
+            break
+        except (Exception, SystemExit) as error:
+            answer = _failure(recipe, error)
+        try:
             pipe.send(answer)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass
-    finally:
-        # No env.close(): simulators' clean-up is slow and can hang, and the process ends here anyway.
-        os._exit(0)
+        except (BrokenPipeError, ConnectionResetError):
+            break
+        except Exception as error:  # a result that cannot be pickled; repeating the task would not help
+            pipe.send(_failure(recipe, error))
+    # No env.close(): simulators' clean-up is slow and can hang, and the process ends here anyway.
+    os._exit(0)
+
+
+def _failure(recipe: EnvRecipe, error: BaseException) -> tuple[Any, ...]:
+    """What is sent in place of a result: message, traceback, exit code."""
+    if isinstance(error, VlmsafeError):
+        return "failed", str(error), traceback.format_exc(), error.exit_code
+    text = " ".join(str(error).split()) or "no message"
+    message = f"environment '{recipe.spec.name}' raised {type(error).__name__}: {text}"
+    return "failed", message, traceback.format_exc(), EXIT_FAILED
 
 
 @dataclass
@@ -129,6 +145,11 @@ class WorkerPool(Generic[R]):
     on_crash: Callable[[WorkerCrash], None] = lambda crash: None
     _idle: list[_Worker] = field(default_factory=list)
     _busy: list[_Worker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # A pool that nobody closed is closed when it is dropped or the interpreter ends; multiprocessing itself would
+        # then send SIGTERM, which workers ignore, and wait for ever.
+        weakref.finalize(self, _stop_all, self._idle, self._busy)
 
     def run(
         self,
@@ -195,7 +216,7 @@ class WorkerPool(Generic[R]):
         """What the worker sent, or None where it died first."""
         try:
             answer: tuple[Any, ...] = worker.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # closed before or in the middle of an answer
             worker.process.join()
             return None
         return answer
@@ -231,16 +252,19 @@ class WorkerPool(Generic[R]):
 
     def close(self) -> None:
         """End all processes, working or not."""
-        for worker in [*self._idle, *self._busy]:
-            worker.stop()
-        self._idle.clear()
-        self._busy.clear()
+        _stop_all(self._idle, self._busy)
 
     def __enter__(self) -> WorkerPool[R]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _stop_all(*groups: list[_Worker]) -> None:
+    for group in groups:
+        while group:
+            group.pop().stop()
 
 
 def _describe_exit(code: int | None) -> str:
