@@ -192,8 +192,8 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             yield f"{name} is {getattr(learner, name)}; it must lie between 0 and 1"
     if not learner.hidden or min(learner.hidden) < 1:
         yield f"hidden is {learner.hidden}; it must name at least one layer of at least one unit"
-    if multiplier.upper_bound is not None and multiplier.upper_bound < multiplier.initial:
-        yield f"upper_bound is {multiplier.upper_bound}, below the initial multiplier {multiplier.initial}"
+    if multiplier.upper_bound is not None and not multiplier.upper_bound >= multiplier.initial:
+        yield f"upper_bound is {multiplier.upper_bound}; it must be at least the initial multiplier {multiplier.initial}"
     if config.num_envs > 0 and config.steps_per_epoch > 0:
         if config.steps_per_epoch % config.num_envs:
             yield (
@@ -220,9 +220,14 @@ def _nearest_divisor(number: int, near: int) -> int:
 
 def to_dict(config: Any) -> dict[str, Any]:
     """A configuration as plain values, ready for YAML."""
-    plain = msgspec.to_builtins(config, enc_hook=str)
-    assert isinstance(plain, dict)
-    return plain
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(entry) for key, entry in value.items()}
+        return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+    settings: dict[str, Any] = plain(msgspec.to_builtins(config, enc_hook=str))
+    return settings
 
 
 def from_dict(data: Mapping[str, Any], defaults: T, source: str) -> T:
@@ -234,11 +239,16 @@ def from_dict(data: Mapping[str, Any], defaults: T, source: str) -> T:
     try:
         return msgspec.convert(merged, type(defaults), dec_hook=lambda kind, value: kind(value))
     except (msgspec.ValidationError, TypeError) as error:
-        raise InputError(
-            f"{source}: {error} (YAML 1.1 reads 1e6 as text; write 1000000 or 1.0e+6)"
-            if "got `str`" in str(error)
-            else f"{source}: {error}"
-        ) from None
+        raise InputError(f"{source}: {error}{_number_hint(str(error))}") from None
+
+
+def _number_hint(error: str) -> str:
+    """How to write a number that YAML reads as something else."""
+    if "Expected `int`" in error and ("got `str`" in error or "got `float`" in error):
+        return " (write whole numbers out, such as 1000000; YAML does not read 1e6 as one)"
+    if "Expected `float" in error and "got `str`" in error:
+        return " (YAML reads 1e-3 as text; write 1.0e-3)"
+    return ""
 
 
 def _merge(defaults: Any, data: Any, source: str, path: str) -> dict[str, Any]:

@@ -106,8 +106,9 @@ class ActionMap:
     def to(cls, space: gymnasium.spaces.Box) -> ActionMap:
         return cls(space.low, space.high)
 
-    def __call__(self, action: Array) -> Array:
+    def __call__(self, action: Array) -> NDArray[Any]:
         bounded = np.isfinite(self.low) & np.isfinite(self.high)
         low, high = np.where(bounded, self.low, -1.0), np.where(bounded, self.high, 1.0)
         scaled = low + (action + 1.0) * 0.5 * (high - low)
-        return np.clip(scaled, self.low, self.high).astype(np.float32)
+        # Clipped in the space's own type: a bound such as 0.7 is another number in float32.
+        return np.clip(scaled.astype(self.low.dtype), self.low, self.high)

@@ -50,8 +50,9 @@ def rollout_gae(
 
 def standardise(advantages: Array, *, divide: bool) -> Array:
     """Advantages with mean zero and, with `divide`, population deviation one."""
-    centred = advantages - advantages.mean()
-    return centred / (advantages.std() + np.float32(1e-8)) if divide else centred
+    exact = advantages.astype(np.float64)  # in float32 the mean of equal numbers is not that number
+    centred = exact - exact.mean()
+    return (centred / (exact.std() + 1e-8) if divide else centred).astype(np.float32)
 
 
 @dataclass(frozen=True)

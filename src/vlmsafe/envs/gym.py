@@ -87,11 +87,16 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
     try:
         if module:
             importlib.import_module(module)  # which registers the environment
+    except Exception as error:  # whatever the user's module raises on import
+        raise InputError(f"cannot import '{module}' for environment '{spec.name}': {_one_line(error)}") from None
+    if any(name.startswith(f"{registered_id}-v") for name in gymnasium.registry):  # the version was left out
+        raise unknown_name("Gymnasium environment", registered_id, sorted(gymnasium.registry))
+    try:
         registered = copy.deepcopy(gymnasium.spec(registered_id))
     except gymnasium.error.NameNotFound:
         raise unknown_name("Gymnasium environment", registered_id, sorted(gymnasium.registry)) from None
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
-        raise InputError(f"environment '{spec.name}' cannot be made: {' '.join(str(error).split())}") from None
+    except gymnasium.error.Error as error:
+        raise InputError(f"environment '{spec.name}' cannot be made: {_one_line(error)}") from None
     # Gymnasium's own time limit and checkers unpack five values; without them a six-tuple passes through, and the
     # limit is kept here.
     time_limit, registered.max_episode_steps = registered.max_episode_steps, None
@@ -99,5 +104,9 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
     try:
         inner: gymnasium.Env[Any, Any] = gymnasium.make(registered)
     except gymnasium.error.Error as error:
-        raise InputError(f"environment '{spec.name}' cannot be made: {' '.join(str(error).split())}") from None
+        raise InputError(f"environment '{spec.name}' cannot be made: {_one_line(error)}") from None
     return GymEnv(inner, spec.name, time_limit, scenarios)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

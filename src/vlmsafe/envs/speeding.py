@@ -40,7 +40,9 @@ def optimum(horizon: int, budget: float) -> tuple[float, float]:
     def cost(price: float) -> float:  # T E[3 w v^2] with v = 1 / (1 + price w)
         return _COST_SCALE * horizon * mean(lambda w: (math.log1p(price * w) + 1 / (1 + price * w)) / price**2)
 
-    price: float = brentq(lambda price: cost(price) - budget, 1e-3, 1e3)
+    if budget >= _COST_SCALE * horizon * mean(lambda w: w**2 / 2):  # what the best unconstrained policy, v = 1, pays
+        return float(horizon), 0.0
+    price: float = brentq(lambda price: cost(price) - budget, 1e-6, 1e6)
     best = horizon * mean(lambda w: (2 * math.log1p(price * w) + 1 / (1 + price * w)) / price)
     return best, price / _COST_SCALE
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
 from vlmsafe.algorithms.rollout import Rollout
@@ -90,7 +91,7 @@ def begin_episode(env: Env, scenario: int, details: dict[str, Any] | None = None
 
 
 def step_episode(
-    env: Env, action: Array, scenario: int, step: int
+    env: Env, action: NDArray[Any], scenario: int, step: int
 ) -> tuple[Array, float, float, bool, bool, dict[str, Any]]:
     """One environment step with everything that enters learning checked to be finite."""
     observation, reward, terminated, truncated, info = env.step(action)
@@ -117,7 +118,7 @@ def step_episode(
 
 
 def _checked_observation(observation: Any, scenario: int, step: int) -> Array:
-    array = np.asarray(observation, dtype=np.float32)
+    array = np.array(observation, dtype=np.float32)  # a copy: an environment may reuse its array for the next step
     # The sum is finite exactly when every entry is, short of an overflow that is as unusable.
     if not math.isfinite(float(array.sum(dtype=np.float64))):
         raise EnvironmentFailure(
