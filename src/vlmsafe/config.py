@@ -192,8 +192,9 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             yield f"{name} is {getattr(learner, name)}; it must lie between 0 and 1"
     if not learner.hidden or min(learner.hidden) < 1:
         yield f"hidden is {learner.hidden}; it must name at least one layer of at least one unit"
-    if multiplier.upper_bound is not None and not multiplier.upper_bound >= multiplier.initial:
-        yield f"upper_bound is {multiplier.upper_bound}; it must be at least the initial multiplier {multiplier.initial}"
+    upper = multiplier.upper_bound
+    if upper is not None and not upper >= multiplier.initial:
+        yield f"upper_bound is {upper}; it must be at least the initial multiplier {multiplier.initial}"
     if config.num_envs > 0 and config.steps_per_epoch > 0:
         if config.steps_per_epoch % config.num_envs:
             yield (

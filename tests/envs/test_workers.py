@@ -105,9 +105,10 @@ class Fail:
     """Raise as a simulator does."""
 
     text: str = "the map\n  has no lanes"
+    kind: type[Exception] = ValueError
 
     def run(self, env: Any, tick: Tick) -> None:
-        raise ValueError(self.text)
+        raise self.kind(self.text)
 
 
 @dataclass(frozen=True)
@@ -382,6 +383,15 @@ def test_an_exception_without_a_message_still_says_its_kind():
         WorkerPool[Any](RECIPE, 1).run([Fail("")])
 
 
+@pytest.mark.parametrize("kind", [EOFError, ConnectionResetError, BrokenPipeError, OSError, MemoryError])
+def test_exceptions_that_the_pipe_could_raise_too_are_the_environments(kind):
+    """A simulator behind a socket, or one that reads a damaged map, raises these; they are no crash of the worker."""
+    crashes = Crashes()
+    with pytest.raises(WorkerError, match=f"raised {kind.__name__}: the map has no lanes"):
+        WorkerPool[Any](RECIPE, 1, on_crash=crashes).run([Fail(kind=kind)])
+    assert crashes.seen == []
+
+
 def test_an_environment_that_cannot_be_made_keeps_its_own_message():
     spec = env_spec("gym:CartPole-v1")
     with pytest.raises(WorkerError, match=r"^environment 'gym:CartPole-v1' has the action space Discrete") as caught:
@@ -434,9 +444,12 @@ def test_an_error_of_a_callback_leaves_no_process(tmp_path):
     assert pids() == set()
 
 
-def test_a_pool_that_was_never_closed_does_not_hold_up_the_end_of_the_process():
+@pytest.mark.parametrize("before", ["", "import tempfile; folder = tempfile.TemporaryDirectory(); "])
+def test_a_pool_that_was_never_closed_does_not_hold_up_the_end_of_the_process(before):
+    """Whatever else is to be cleaned up at the end, and in whichever order that was registered."""
     code = "from test_workers import *; pool = WorkerPool(RECIPE, 2); pool.prepare(); print(pool.run([Echo(1)])[0][0])"
-    result = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=15)
+    code = before + code
+    result = subprocess.run([sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=8)
     assert (result.returncode, result.stdout, result.stderr) == (0, "1\n", "")
 
 
