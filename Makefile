@@ -26,7 +26,7 @@ demo: install
 	@echo "The run is in $(DEMO): epochs.jsonl, episodes.jsonl, checkpoints/, evaluations/."
 
 test: install lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: install
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ The tasks below are at the module's top level because worker processes import th
 file's imports: one of the tests looks whether workers have loaded it.
 """
 
+import ast
 import gc
 import multiprocessing
 import os
@@ -266,10 +267,19 @@ def test_a_prepared_process_that_died_waiting_is_replaced():
     assert results[0][0] == 4
 
 
+def look_from_a_new_process() -> dict[str, Any]:
+    """What a worker sees whose server was not started by another test before."""
+    code = "from test_workers import *; print(WorkerPool(RECIPE, 1).run([Look()])[0])"
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env=_environment(), capture_output=True, text=True, timeout=30, check=True
+    )
+    seen: dict[str, Any] = ast.literal_eval(answer.stdout)
+    return seen
+
+
 def test_workers_do_not_load_torch():
     """Nor anything else that only the main process needs: they are many and should be small."""
-    with WorkerPool(RECIPE, 1) as pool:
-        (seen,) = pool.run([Look()]) or []
+    seen = look_from_a_new_process()
     loaded = {name.partition(".")[0] for name in seen["modules"]}
     assert "vlmsafe" in loaded
     assert not loaded & {"torch", "polars", "safetensors", "scipy"}
@@ -278,8 +288,7 @@ def test_workers_do_not_load_torch():
 
 
 def test_strings_hash_the_same_in_every_process_of_every_run():
-    with WorkerPool(RECIPE, 1) as pool, WorkerPool(RECIPE, 1) as other:
-        first, second = (pool.run([Look()]) or []) + (other.run([Look()]) or [])
+    first, second = look_from_a_new_process(), look_from_a_new_process()
     assert first["hashes"] == second["hashes"]
     assert first["order"] == second["order"]
     code = "print([hash('vlmsafe'), hash('speeding'), hash(('a', 'b'))])"

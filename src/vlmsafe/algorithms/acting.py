@@ -109,6 +109,6 @@ class ActionMap:
     def __call__(self, action: Array) -> NDArray[Any]:
         bounded = np.isfinite(self.low) & np.isfinite(self.high)
         low, high = np.where(bounded, self.low, -1.0), np.where(bounded, self.high, 1.0)
-        scaled = low + (action + 1.0) * 0.5 * (high - low)
+        scaled = low * (0.5 - 0.5 * action) + high * (0.5 + 0.5 * action)  # high - low could overflow
         # Clipped in the space's own type: a bound such as 0.7 is another number in float32.
         return np.clip(scaled.astype(self.low.dtype), self.low, self.high)

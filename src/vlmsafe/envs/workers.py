@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import time
 import traceback
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from multiprocessing import connection
+from multiprocessing import connection, util
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -95,11 +95,13 @@ def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
 
     while True:
         try:
-            task: Task[Any] = pipe.recv()
-            env = env or recipe.make()
-            answer: tuple[Any, ...] = ("done", task.run(env, tick))
+            message = pipe.recv_bytes()  # unpickled below, so that what the pipe and what the task raise stay apart
         except (EOFError, ConnectionResetError):
             break
+        try:
+            task: Task[Any] = pickle.loads(message)
+            env = env or recipe.make()
+            answer: tuple[Any, ...] = ("done", task.run(env, tick))
         except (Exception, SystemExit) as error:
             answer = _failure(recipe, error)
         try:
@@ -149,7 +151,7 @@ class WorkerPool(Generic[R]):
     def __post_init__(self) -> None:
         # A pool that nobody closed is closed when it is dropped or the interpreter ends; multiprocessing itself would
         # then send SIGTERM, which workers ignore, and wait for ever.
-        weakref.finalize(self, _stop_all, self._idle, self._busy)
+        util.Finalize(self, _stop_all, (self._idle, self._busy), exitpriority=10)
 
     def run(
         self,
@@ -268,9 +270,10 @@ def _stop_all(*groups: list[_Worker]) -> None:
 
 
 def _describe_exit(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"killed by {known.get(-code, f'signal {-code}')}"
 
 
 _SERVER_VARIABLES = {

@@ -119,8 +119,7 @@ def step_episode(
 
 def _checked_observation(observation: Any, scenario: int, step: int) -> Array:
     array = np.array(observation, dtype=np.float32)  # a copy: an environment may reuse its array for the next step
-    # The sum is finite exactly when every entry is, short of an overflow that is as unusable.
-    if not math.isfinite(float(array.sum(dtype=np.float64))):
+    if not np.isfinite(array).all():
         raise EnvironmentFailure(
             f"the environment returned an observation with NaN or infinity at step {step} of scenario {scenario}"
         )
