@@ -1,6 +1,6 @@
 """Collecting on MetaDrive Hard: what a second worker brings, and what collecting costs on top of the bare simulator.
 
-    python benchmarks/collect.py [--steps 1500] [--rounds 3]
+    python benchmarks/collect.py [--steps 1000] [--rounds 5]
 
 Scaling: the same share of experience collected twice, by one worker and by two at once; it needs two free cores. (The
 shares are equal because episodes differ several times in cost per step, and an epoch waits for its slowest worker.)
@@ -40,9 +40,9 @@ class Options:
 
     env: str = "metadrive-hard"
     """Environment, one of MetaDrive's."""
-    steps: int = 1500
+    steps: int = 1000
     """Steps of one worker's share."""
-    rounds: int = 3
+    rounds: int = 5
     """How often each pair is measured."""
 
 

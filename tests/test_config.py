@@ -240,8 +240,8 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path):
 
 
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
-    ({"seed": -1}, "seed is -1; it must be 0 or greater"),
-    ({"budget": -0.5}, "budget is -0.5; it must be 0 or greater"),
+    ({"seed": -1}, "seed is -1; it must be finite and 0 or greater"),
+    ({"budget": -0.5}, "budget is -0.5; it must be finite and 0 or greater"),
     ({"budget": math.nan}, "budget is nan"),
     ({"budget": math.inf}, "budget is inf"),
     ({"max_worker_restarts": -1}, "max_worker_restarts is -1"),
@@ -249,9 +249,9 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"learner.critic_penalty": -0.1}, "critic_penalty is -0.1"),
     ({"multiplier.initial": -0.1}, "initial_multiplier is -0.1"),
     ({"multiplier.initial": math.nan}, "initial_multiplier is nan"),
-    ({"steps_per_epoch": 0}, "steps_per_epoch is 0; it must be greater than 0"),
+    ({"steps_per_epoch": 0}, "steps_per_epoch is 0; it must be finite and greater than 0"),
     ({"steps_per_epoch": -5}, "steps_per_epoch is -5"),
-    ({"num_envs": 0}, "num_envs is 0; it must be greater than 0"),
+    ({"num_envs": 0}, "num_envs is 0; it must be finite and greater than 0"),
     ({"num_envs": -2}, "num_envs is -2"),
     ({"checkpoint.every": 0}, "checkpoint_every is 0"),
     ({"checkpoint.keep": 0}, "checkpoint_keep is 0"),

@@ -2,20 +2,8 @@
 # Create a virtual environment and install the package with everything its simulators need.
 # Usage: tools/install.sh VENV
 set -eu
+cd "$(dirname "$0")/.."
 venv=$1
-
-# Install Debian packages where we may; otherwise print the one command to run.
-need_packages() {
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-        echo "installing system packages: $*"
-        apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
-    else
-        echo "Missing system packages. Run this, then try again:" >&2
-        echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends $*" >&2
-        exit 1
-    fi
-}
 
 # MetaDrive supports Python up to 3.11, this package from 3.11 on.
 python=
@@ -30,15 +18,28 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
-"$python" -c 'import ensurepip, venv' 2>/dev/null || need_packages python3-venv
-[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-
-# OpenCV, which MetaDrive imports, loads these libraries.
+# System packages: Debian keeps venv apart, and OpenCV, which MetaDrive imports, loads the two libraries.
 missing=
+"$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 "$python" -c 'import ctypes; ctypes.CDLL("libGL.so.1")' 2>/dev/null || missing="$missing libgl1"
 "$python" -c 'import ctypes; ctypes.CDLL("libglib-2.0.so.0")' 2>/dev/null || missing="$missing libglib2.0-0"
-# shellcheck disable=SC2086
-[ -z "$missing" ] || need_packages $missing
+if [ -n "$missing" ]; then
+    command="apt-get update && apt-get install -y --no-install-recommends$missing"
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "installing system packages:$missing"
+        DEBIAN_FRONTEND=noninteractive sh -c "$command" >/dev/null || {
+            echo "System packages could not be installed. Run this by hand, then try again:" >&2
+            echo "  $command" >&2
+            exit 1
+        }
+    else
+        echo "System packages are missing. Run this, then try again:" >&2
+        echo "  sudo sh -c '$command'" >&2
+        exit 1
+    fi
+fi
 
+# An environment without pip is one whose making was interrupted.
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
     --constraint constraints.txt --editable '.[metadrive,tensorboard,dev]'

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from rich.table import Table
 
 from vlmsafe.config import TrainConfig
 from vlmsafe.envs import ENVS
-from vlmsafe.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, InputError, VlmsafeError, unknown_name
+from vlmsafe.errors import EXIT_AT_ONCE, EXIT_BAD_INPUT, InputError, RunError, VlmsafeError, unknown_name
 from vlmsafe.methods import METHODS, config_from_yaml, method_defaults
 
 # Into a file or a pipe rich would squeeze tables into 80 columns.
@@ -27,6 +29,8 @@ _err = Console(stderr=True, highlight=False)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb; errors a user can do something about become one line and an exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    # An installed command does not look for modules where it is called, and that is where gym:<module>:<id> lives.
+    sys.path.append(os.getcwd())
     try:
         if not argv or argv[0] in ("-h", "--help", "help"):
             _print_help()
@@ -40,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _err.print(str(error), markup=False, soft_wrap=True)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
-        raise SystemExit(EXIT_INTERRUPTED) from None
+        _err.print("interrupted")
+        raise SystemExit(EXIT_AT_ONCE) from None
     except BrokenPipeError:
         raise SystemExit(0) from None  # the reader of our output, such as head, has seen enough
 
@@ -64,7 +69,7 @@ class TrainCommand:
 def _train(argv: list[str]) -> None:
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("--config", "--method", "--resume"):
-        known.add_argument(name)
+        known.add_argument(name, nargs="?")  # a value left out is for the full parser to complain about
     # What the method and the file say must be known before the rest is parsed: they are its defaults.
     early, others = known.parse_known_args(argv)
     if early.resume is not None:
@@ -95,7 +100,7 @@ def _train(argv: list[str]) -> None:
     else:
         run = train(command.settings, quiet=command.quiet)
     _out.print(f"finished: {run.path}", markup=False, soft_wrap=True)
-    _out.print(f"evaluate it with: vlmsafe evaluate {run.path}", markup=False, soft_wrap=True)
+    _out.print(f"evaluate it with: vlmsafe evaluate {shlex.quote(str(run.path))}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -114,13 +119,15 @@ class EvaluateCommand:
     """Simulators at a time; by default one per core."""
     allow_untrained: bool = False
     """Evaluate the initial policy of a run that has not trained yet."""
+    overwrite: bool = False
+    """Replace a table that holds more episodes of the same checkpoint."""
 
 
 def _evaluate(argv: list[str]) -> None:
     command = _parse(EvaluateCommand, argv, "evaluate")
     from rich.progress import Progress
 
-    from vlmsafe.evaluation.episodes import evaluate, summary
+    from vlmsafe.evaluation.episodes import evaluate, summary, table_path
     from vlmsafe.evaluation.protocols import protocol
     from vlmsafe.training.run import Run
 
@@ -135,6 +142,7 @@ def _evaluate(argv: list[str]) -> None:
             epoch=command.epoch,
             processes=command.processes,
             allow_untrained=command.allow_untrained,
+            overwrite=command.overwrite,
             on_episode=lambda done: progress.update(task, completed=done),
             on_note=lambda text: _err.print(f"note: {text}", markup=False, soft_wrap=True),
         )
@@ -143,13 +151,15 @@ def _evaluate(argv: list[str]) -> None:
     overlap = int(table["in_training_pool"].sum())
     if overlap:
         _out.print(f"{overlap} of {len(table)} scenarios lie in the training pool: this is not a held-out result")
-    _out.print(f"episodes: {run.evaluations / chosen.name}.parquet", markup=False, soft_wrap=True)
+    _out.print(f"episodes: {table_path(run, chosen, command.epoch)}", markup=False, soft_wrap=True)
 
 
 def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, float | None]) -> Table:
     """An evaluation as people read it."""
     config = run.config
-    state = "" if epoch >= config.epochs else f", stopped early at epoch {epoch} of {config.epochs}"
+    state = "" if epoch >= config.epochs else f", epoch {epoch} of {config.epochs}"
+    if run.status() != "finished":
+        state += f", {run.status()}"
     if epoch == 0:
         state = ", UNTRAINED"
     title = f"{config.method} on {config.env}, seed {config.seed}, {protocol_name}{state}"
@@ -197,10 +207,15 @@ def _runs(argv: list[str]) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("run", overflow="fold")
     for heading in ("method", "env", "seed", "status", "epochs", "return", "cost / budget"):
-        table.add_column(heading, no_wrap=heading not in ("method", "env"))
+        narrowest = len("stopped early") if heading == "status" else None
+        table.add_column(heading, no_wrap=heading not in ("method", "env"), min_width=narrowest)
     colours = {"finished": "green", "running": "cyan", "stopped early": "yellow", "untrained": "red"}
     for run in runs:
-        rows = run.rows("epochs")
+        try:
+            rows = run.rows("epochs")
+        except RunError as error:
+            problems.append(str(error))
+            rows = []
         last = rows[-1] if rows else {}
         status = run.status()
 

@@ -155,12 +155,12 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     def positive(**values: float) -> Iterator[str]:
         for name, value in values.items():
             if not (math.isfinite(value) and value > 0):
-                yield f"{name} is {value}; it must be greater than 0"
+                yield f"{name} is {value}; it must be finite and greater than 0"
 
     def not_negative(**values: float) -> Iterator[str]:
         for name, value in values.items():
             if not (math.isfinite(value) and value >= 0):
-                yield f"{name} is {value}; it must be 0 or greater"
+                yield f"{name} is {value}; it must be finite and 0 or greater"
 
     learner, multiplier = config.learner, config.multiplier
     yield from not_negative(
@@ -229,6 +229,14 @@ def to_dict(config: Any) -> dict[str, Any]:
 
     settings: dict[str, Any] = plain(msgspec.to_builtins(config, enc_hook=str))
     return settings
+
+
+def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names, such as `learner.gamma`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def from_dict(data: Mapping[str, Any], defaults: T, source: str) -> T:

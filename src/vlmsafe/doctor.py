@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
+from vlmsafe.envs import ENVS
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -30,11 +32,11 @@ class Finding:
 
 # (distribution, import name, what it enables, how to install it, required)
 _PACKAGES = (
-    ("torch", "torch", "training", "pip install torch", True),
+    ("torch", "torch", "train --tensorboard", "pip install torch", False),
     ("gymnasium", "gymnasium", "environments", "pip install gymnasium", True),
     ("polars", "polars", "evaluation tables", "pip install polars", True),
-    ("metadrive-simulator", "metadrive", "metadrive-easy, -medium, -hard", "pip install 'vlmsafe[metadrive]'", False),
-    ("tensorboard", "tensorboard", "train --tensorboard", "pip install 'vlmsafe[tensorboard]'", False),
+    ("metadrive-simulator", "metadrive", "metadrive-easy, -medium, -hard", ENVS["metadrive-easy"].install, False),
+    ("tensorboard", "tensorboard", "train --tensorboard", "pip install tensorboard", False),
 )
 
 # (library, Debian package, what it enables); cv2, which MetaDrive imports, loads these at import.
@@ -67,8 +69,3 @@ def install_command(packages: list[str]) -> str:
     """The command that installs Debian packages, with sudo where it is needed."""
     prefix = "" if os.geteuid() == 0 or shutil.which("sudo") is None else "sudo "
     return f"{prefix}apt-get install -y --no-install-recommends {' '.join(packages)}"
-
-
-def missing_libraries() -> list[str]:
-    """Debian packages whose library is not found."""
-    return [package for library, package, _ in _LIBRARIES if ctypes.util.find_library(library) is None]

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 EXIT_FAILED = 1  # the run could not go on: simulator, disk, numbers
 EXIT_BAD_INPUT = 2  # the request itself was wrong; nothing was started
-EXIT_INTERRUPTED = 75  # stopped by SIGINT or SIGTERM, saved, can be resumed (sysexits' EX_TEMPFAIL)
+EXIT_INTERRUPTED = 75  # a training run stopped by SIGINT or SIGTERM and saved (sysexits' EX_TEMPFAIL)
+EXIT_AT_ONCE = 130  # stopped by SIGINT without saving anything more, as shells count it
 
 
 class VlmsafeError(Exception):

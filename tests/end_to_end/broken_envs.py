@@ -28,6 +28,13 @@ class Walk(gymnasium.Env):
         return float(self.np_random.normal())
 
 
+class HugeReward(Walk):
+    """Finite, and still beyond what can be learned from."""
+
+    def reward(self):
+        return 1e30
+
+
 class NanReward(Walk):
     def reward(self):
         return float("nan") if self.t == 7 else 0.0
@@ -68,5 +75,5 @@ class Endless(Walk):
         return observation, reward, terminated, False, info
 
 
-for kind in (Walk, NanReward, CrashOnce, CrashAlways, Raises, NoCost, Endless):
+for kind in (Walk, HugeReward, NanReward, CrashOnce, CrashAlways, Raises, NoCost, Endless):
     gymnasium.register(f"{kind.__name__}-v0", entry_point=kind)

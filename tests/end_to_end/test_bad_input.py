@@ -33,7 +33,7 @@ def train(tmp_path, *arguments, **kwargs):
     [
         (("--env", "metadrive-hrad"), ("environment 'metadrive-hrad'", "did you mean 'metadrive-hard'?", "speeding")),
         (("--env", "speeding", "--method", "ppolag"), ("unknown method 'ppolag'", "did you mean 'ppo-lag'?")),
-        (("--env", "speeding", "--budget", "-1"), ("budget is -1.0", "0 or greater")),
+        (("--env", "speeding", "--budget", "-1"), ("budget is -1.0", "finite and 0 or greater")),
         (("--env", "speeding", "--num-envs", "3"), ("num_envs is 3", "does not divide", "20000", "such as 2")),
         (("--env", "speeding", "--total-steps", "30000"), ("total_steps is 30000", "multiple of")),
         (("--env", "speeding", "--learner.algorithm", "ppo"), ("learner.algorithm", "another --method")),
@@ -59,6 +59,13 @@ def test_unknown_command_and_option_exit_with_the_usage_code(tmp_path):
     assert "Traceback" not in answer.stderr
 
 
+def test_option_without_its_value_exits_with_the_usage_code():
+    for option in ("--resume", "--method", "--config", "--seed"):
+        answer = vlmsafe("train", option)
+        assert answer.returncode == EXIT_BAD_INPUT, option
+        assert "Traceback" not in answer.stderr
+
+
 def test_yaml_with_an_unknown_setting_names_the_nearest(tmp_path):
     (tmp_path / "c.yaml").write_text("env: speeding\nlearner:\n  updat_iters: 3\n")
     answer = vlmsafe("train", "--config", tmp_path / "c.yaml")
@@ -71,7 +78,7 @@ def test_missing_simulator_is_one_line_with_the_command_that_installs_it(tmp_pat
         [sys.executable, "-c", code, "train", "--env", "metadrive-easy", "--run-dir", str(tmp_path / "run")],
         capture_output=True, text=True,
     )  # fmt: skip
-    assert_one_line(answer, EXIT_BAD_INPUT, "metadrive", "pip install 'vlmsafe[metadrive]'")
+    assert_one_line(answer, EXIT_BAD_INPUT, "metadrive", "pip install 'metadrive-simulator")
     assert not (tmp_path / "run").exists()
 
 
@@ -79,7 +86,7 @@ def test_existing_run_is_not_overwritten(tmp_path):
     assert train(tmp_path, "--env", "speeding", *SMALL).returncode == 0
     before = (tmp_path / "run" / "epochs.jsonl").read_bytes()
     answer = train(tmp_path, "--env", "speeding", *SMALL)
-    assert_one_line(answer, EXIT_BAD_INPUT, "already holds a run", "finished", "--resume")
+    assert_one_line(answer, EXIT_BAD_INPUT, "already holds a run (epoch 2 of 2)", "--resume")
     assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before
 
 
@@ -88,6 +95,7 @@ def test_existing_run_is_not_overwritten(tmp_path):
     [
         ("NanReward-v0", ("reward nan", "step 7")),
         ("NoCost-v0", ("info['cost'] is missing",)),
+        ("HugeReward-v0", ("NaN or infinite in epoch 1", "extreme size")),
         ("Raises-v0", ("RuntimeError", "the physics engine diverged")),
         ("CrashAlways-v0", ("died 3 times", "exit code 3", "2 restarts")),
     ],
@@ -179,3 +187,46 @@ def test_untrained_checkpoint_is_marked_and_not_evaluated_by_accident(tmp_path):
     assert_one_line(refused, EXIT_BAD_INPUT, "untrained start", "--allow-untrained")
     assert "untrained" in vlmsafe("runs", tmp_path).stdout
     assert Run.open(run).checkpoint()[0].trained is False
+
+
+def test_edited_configuration_cannot_be_resumed(tmp_path):
+    assert train(tmp_path, "--env", "speeding", *SMALL).returncode == 0
+    config = tmp_path / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("gamma: 0.99", "gamma: 0.5").replace("steps: 400", "steps: 4000"))
+    answer = vlmsafe("train", "--resume", tmp_path / "run")
+    assert_one_line(answer, EXIT_FAILED, "was changed", "learner.gamma was 0.99, is 0.5", "total_steps was 400")
+
+
+def test_damaged_run_does_not_hide_the_others(tmp_path):
+    for name in ("good", "bad"):
+        assert vlmsafe("train", "--env", "speeding", *SMALL, "--run-dir", tmp_path / name).returncode == 0
+    with (tmp_path / "bad" / "epochs.jsonl").open("a") as file:
+        file.write("not a row\n")
+    (tmp_path / "good" / "checkpoints" / "epoch-00001-backup.safetensors").write_text("a stranger")
+    answer = vlmsafe("runs", ".", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("finished") == 2
+    assert "line 3 is not a row of JSON" in answer.stderr
+
+
+def test_environment_in_the_current_directory_is_found_by_the_installed_command(tmp_path):
+    (tmp_path / "my_envs.py").write_text((HERE / "broken_envs.py").read_text())
+    command = Path(sys.executable).with_name("vlmsafe")
+    answer = subprocess.run(
+        [command, "train", "--env", "gym:my_envs:Walk-v0", *SMALL, "--run-dir", "run"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_closing_the_output_only_silences_the_display(tmp_path):
+    arguments = ("--env", "speeding", *SMALL[:-1], "--run-dir", tmp_path / "run")
+    command = " ".join(str(word) for word in [*COMMAND, "train", *arguments])
+    subprocess.run(["sh", "-c", f"{command} 2>&1 | head -1"], check=True, capture_output=True)
+    assert Run.open(tmp_path / "run").status() == "finished"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--episodes", "0"), ("--processes", "-1"), ("--protocol", "paper")])
+def test_evaluation_that_cannot_be_done_is_one_line(tmp_path, option, value):
+    assert train(tmp_path, "--env", "speeding", *SMALL).returncode == 0
+    assert_one_line(vlmsafe("evaluate", tmp_path / "run", option, value), EXIT_BAD_INPUT)

@@ -39,7 +39,6 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     epochs = Run.open(one).config.epochs
     a, b = (load_checkpoint(path_of(run / "checkpoints", epochs)) for run in (one, other))
     assert a.values["multiplier"] == b.values["multiplier"]
-    assert a.values["normaliser_count"] == b.values["normaliser_count"]
     assert a.arrays.keys() == b.arrays.keys()
     for name, array in a.arrays.items():
         np.testing.assert_array_equal(array, b.arrays[name], err_msg=name)
@@ -108,11 +107,14 @@ def test_second_process_on_a_run_directory_is_refused(tmp_path):
     try:
         wait_for(lambda: rows(run) >= 1, process)
         assert Run.open(run).status() == "running"
-        second = vlmsafe("train", "--resume", run)
-        assert second.returncode == EXIT_FAILED
-        assert "in use by another process" in second.stderr
-        assert str(process.pid) in second.stderr
-        assert "Traceback" not in second.stderr
+        config = (run / "config.yaml").read_bytes()
+        for arguments in (("--resume", run), ("--env", "speeding", "--seed", "8", "--run-dir", run)):
+            second = vlmsafe("train", *arguments)
+            assert second.returncode == EXIT_FAILED
+            assert "in use by another process" in second.stderr
+            assert str(process.pid) in second.stderr
+            assert "Traceback" not in second.stderr
+        assert (run / "config.yaml").read_bytes() == config
     finally:
         process.kill()
         process.wait()
@@ -152,7 +154,7 @@ def test_unfinished_run_is_never_mistaken_for_a_finished_one(tmp_path):
     assert "finished" not in listing.stdout
     evaluated = vlmsafe("evaluate", run, "--episodes", "4")
     assert evaluated.returncode == 0, evaluated.stderr
-    assert "stopped early at epoch" in evaluated.stdout
+    assert "of 1000, stopped early" in evaluated.stdout
 
 
 def test_events_tell_the_story_of_a_run(tmp_path):
@@ -164,3 +166,23 @@ def test_events_tell_the_story_of_a_run(tmp_path):
     assert vlmsafe("train", "--resume", run).returncode == 0
     events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert events == ["started", "interrupted", "resumed", "finished"]
+
+
+def test_signal_before_training_begins_changes_nothing(tmp_path):
+    run = tmp_path / "run"
+    process = start_vlmsafe("train", "--env", "gym:slow_start:Slow-v0", "--run-dir", run, cwd=Path(__file__).parent)
+    time.sleep(3)
+    process.terminate()
+    assert process.wait(timeout=30) == EXIT_INTERRUPTED
+    assert "before training began" in process.stderr.read()
+    assert not run.exists()
+
+
+def test_run_whose_checkpoints_are_gone_starts_over_without_doubling_rows(tmp_path):
+    size = (*SPEEDING, "--total-steps", "1200", "--steps-per-epoch", "400", "--run-dir", tmp_path / "run")
+    assert vlmsafe("train", *size).returncode == 0
+    before = (tmp_path / "run" / "epochs.jsonl").read_bytes()
+    for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
+        checkpoint.unlink()
+    assert vlmsafe("train", "--resume", tmp_path / "run").returncode == 0
+    assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before

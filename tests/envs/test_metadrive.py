@@ -404,3 +404,15 @@ def test_taking_frames_changes_nothing(make: MakeEnv) -> None:
                 env.frame()
         ends.append((observation.tobytes(), env.frame().tobytes()))
     assert ends[0] == ends[1]
+
+
+def test_reused_engine_makes_an_episode_depend_on_those_before_it(make: MakeEnv) -> None:
+    """What isolation is for, and what the early protocol of the paper lacked."""
+    env = make()
+    alone = digest(env, 3, 11)
+    assert digest(env, 3, 11) == alone
+    env.isolate = False
+    repeats = [digest(env, 3, 11) for _ in range(3)]
+    assert set(repeats) != {alone}
+    env.isolate = True
+    assert digest(env, 3, 11) == alone

@@ -19,7 +19,7 @@ def run(tmp_path_factory):
 
 
 def test_held_out_scenarios_are_outside_the_training_pool(run):
-    table = evaluate(run, episodes=6)
+    table = evaluate(run, episodes=6, overwrite=True)
     assert table["scenario"].to_list() == list(range(10_000, 10_006))
     assert not table["in_training_pool"].any()
     assert table.schema == pl.Schema(SCHEMA)
@@ -27,12 +27,12 @@ def test_held_out_scenarios_are_outside_the_training_pool(run):
 
 
 def test_evaluation_repeats_exactly_whatever_the_number_of_processes(run):
-    one = evaluate(run, episodes=5, processes=1)
+    one = evaluate(run, episodes=5, processes=1, overwrite=True)
     assert evaluate(run, episodes=5, processes=3).equals(one)
 
 
 def test_violation_and_catastrophe_are_strict(run):
-    table = evaluate(run, episodes=20)
+    table = evaluate(run, episodes=20, overwrite=True)
     assert (table["violation"] == (table["cost"] > 30.0)).all()
     assert (table["catastrophe"] == (table["cost"] > 120.0)).all()
     assert (table["length"] == 20).all()
@@ -42,14 +42,17 @@ def test_evaluation_changes_nothing_in_the_run(run):
     before = {
         path: path.read_bytes() for path in run.path.rglob("*") if path.is_file() and "evaluations" not in str(path)
     }
-    evaluate(run, episodes=2)
+    evaluate(run, episodes=2, overwrite=True)
     for path, content in before.items():
         assert path.read_bytes() == content, path
 
 
 def test_chosen_epoch_is_evaluated_and_recorded(run):
-    assert set(evaluate(run, episodes=2, epoch=2)["checkpoint_epoch"]) == {2}
-    table = evaluate(run, episodes=2)
+    older = evaluate(run, episodes=2, epoch=2)
+    assert set(older["checkpoint_epoch"]) == {2}
+    assert older["run_finished"].all()
+    assert (run.evaluations / "held-out-epoch-00002.parquet").exists()
+    table = evaluate(run, episodes=2, overwrite=True)
     assert set(table["checkpoint_epoch"]) == {3}
     assert table["run_finished"].all()
     with pytest.raises(InputError, match="no checkpoint of epoch 9"):
@@ -57,7 +60,7 @@ def test_chosen_epoch_is_evaluated_and_recorded(run):
 
 
 def test_summary_averages_episodes(run):
-    table = evaluate(run, episodes=4)
+    table = evaluate(run, episodes=4, overwrite=True)
     figures = summary(table)
     assert figures["episodes"] == 4
     assert figures["cost"] == pytest.approx(sum(table["cost"]) / 4)
@@ -101,3 +104,13 @@ def test_metadrive_protocols_run_and_repeat(tmp_path):
     early = evaluate(run, "paper-early", episodes=2)
     assert early["scenario"].to_list() == [0, 1]
     assert early["traffic_seed"].null_count() == 0
+
+
+def test_larger_table_of_the_same_checkpoint_is_not_replaced_by_accident(run):
+    evaluate(run, episodes=3, overwrite=True)
+    with pytest.raises(InputError, match="already holds 3 episodes"):
+        evaluate(run, episodes=2)
+    assert len(pl.read_parquet(run.evaluations / "held-out.parquet")) == 3
+    evaluate(run, episodes=4)
+    evaluate(run, episodes=1, overwrite=True)
+    assert len(pl.read_parquet(run.evaluations / "held-out.parquet")) == 1

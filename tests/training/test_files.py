@@ -52,6 +52,15 @@ def test_row_cut_short_by_a_crash_is_left_out(tmp_path):
     assert read_rows(path) == [{"epoch": 1}, {"epoch": 2}]
 
 
+def test_row_cut_short_by_a_crash_is_cut_off_by_the_next_append(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append_rows(path, [{"epoch": 1}])
+    with path.open("ab") as file:
+        file.write(b'{"epoch": 2, "ret')
+    append_rows(path, [{"epoch": 2}])
+    assert read_rows(path) == [{"epoch": 1}, {"epoch": 2}]
+
+
 def test_rows_with_nan_are_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         append_rows(tmp_path / "rows.jsonl", [{"cost": float("nan")}])
@@ -59,7 +68,8 @@ def test_rows_with_nan_are_refused(tmp_path):
 
 def test_cut_to_shortens_and_notices_loss(tmp_path):
     path = tmp_path / "rows.jsonl"
-    size = append_rows(path, [{"epoch": 1}])
+    append_rows(path, [{"epoch": 1}])
+    size = path.stat().st_size
     append_rows(path, [{"epoch": 2}])
     cut_to(path, size)
     assert read_rows(path) == [{"epoch": 1}]

@@ -1,6 +1,7 @@
 """The training loop keeps its promises from one epoch to the next."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,6 +77,18 @@ def test_ppo_has_no_multiplier_and_no_cost_critic(tmp_path):
     assert row["cost_critic_loss"] is None
     assert row["episode_cost"] is not None
     assert final(run).arrays["networks"].shape[0] == 2
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_on_an_environment_without_cost_ppo_lagrangian_equals_ppo_seed_by_seed(tmp_path, monkeypatch, seed):
+    """With lambda_0 = 0 and no cost the multiplier stays zero, and nothing else tells the two methods apart."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "end_to_end")
+    settings = {**SMALL, "env": "gym:broken_envs:Walk-v0", "seed": seed}
+    ppo = train(**settings, method="ppo", run_dir=str(tmp_path / "ppo"))
+    lagrangian = train(**settings, method="ppo-lag-unmatched", run_dir=str(tmp_path / "lag"))
+    a, b = final(ppo).arrays["networks"], final(lagrangian).arrays["networks"]
+    np.testing.assert_array_equal(a, b[:2])
+    assert final(lagrangian).values["multiplier"]["value"] == 0.0
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):

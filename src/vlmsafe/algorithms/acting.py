@@ -5,7 +5,7 @@ Workers import this module and no torch, so they start quickly and stay small.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,16 @@ class Normaliser:
     @classmethod
     def empty(cls, dimension: int) -> Normaliser:
         return cls(0.0, np.zeros(dimension), np.zeros(dimension))
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Normaliser:
+        """The normaliser that gave `arrays`."""
+        count, mean, m2 = (arrays[f"normaliser.{name}"].copy() for name in ("count", "mean", "m2"))
+        return cls(float(count[0]), mean, m2)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Everything it knows, for a checkpoint."""
+        return {"normaliser.count": np.array([self.count]), "normaliser.mean": self.mean, "normaliser.m2": self.m2}
 
     def copy(self) -> Normaliser:
         return Normaliser(self.count, self.mean.copy(), self.m2.copy())

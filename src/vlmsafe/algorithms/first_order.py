@@ -77,7 +77,8 @@ class FirstOrderLearner:
         target is kept.
         """
         # One thread: the products are far too small to share, and the order of additions stays the same everywhere.
-        with threadpool_limits(1):
+        # Numbers that overflow show in the losses, which the caller checks once instead of being warned many times.
+        with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
             return self._minimise(batch, loss, rng)
 
     def _minimise(self, batch: Batch, loss: PolicyLoss, rng: np.random.Generator) -> Losses:

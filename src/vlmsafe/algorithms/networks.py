@@ -72,11 +72,16 @@ class Stack:
         return self.block[POLICY, self._log_std_at :]
 
     def initialise(self, rng: np.random.Generator) -> None:
-        """Weights and biases uniform within 1/sqrt(inputs), log standard deviation zero."""
-        for weight, bias, (_, inner) in zip(self.weights, self.biases, self.shape.layers, strict=True):
-            bound = 1.0 / np.sqrt(inner)
-            weight[:] = rng.uniform(-bound, bound, weight.shape)
-            bias[:] = rng.uniform(-bound, bound, bias.shape)
+        """Weights and biases uniform within 1/sqrt(inputs), log standard deviation zero.
+
+        One network after another, so that a policy does not depend on how many critics it has: methods that differ
+        in nothing else start, and on an environment without cost stay, equal.
+        """
+        for row in range(self.shape.networks):
+            for weight, bias, (_, inner) in zip(self.weights, self.biases, self.shape.layers, strict=True):
+                bound = 1.0 / np.sqrt(inner)
+                weight[row] = rng.uniform(-bound, bound, weight[row].shape)
+                bias[row] = rng.uniform(-bound, bound, bias[row].shape)
         self.weights[-1][1:, 1:] = 0.0  # the surplus outputs of the critics
         self.biases[-1][1:, :, 1:] = 0.0
         self.log_std[:] = 0.0

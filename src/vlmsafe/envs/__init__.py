@@ -22,8 +22,9 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
         fresh_process=True,
         traffic=True,
         package="metadrive",
-        install="pip install 'vlmsafe[metadrive]'",
+        install="pip install 'metadrive-simulator>=0.4.3,<0.5'",
         prompts="metadrive",
+        settings={"map": blocks, "traffic_density": density},
     )
 
 

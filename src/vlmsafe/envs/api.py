@@ -9,7 +9,7 @@ import abc
 import importlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -49,6 +49,9 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     def frame(self) -> Frame:
         """The current state as RGB [height, width, 3] for scoring, with nothing in it that shows the cost."""
 
+    isolate: bool = True
+    """Whether a reset starts from a clean simulator where the simulator would carry state into the next episode."""
+
     def progress(self) -> Mapping[str, float]:
         """Task metrics of the current episode, such as the share of the route covered."""
         return {}
@@ -74,6 +77,8 @@ class EnvSpec:
     """Scenarios training never sees."""
     fresh_process: bool = False
     """Whether an episode depends on what ran before it in the same process, so that exact repeats need a new one."""
+    seeds_honoured: bool = True
+    """Whether an episode can be repeated from its scenario, so that evaluations of two policies can be paired."""
     traffic: bool = False
     """Whether a scenario index leaves something open (traffic) that `randomise=True` draws anew."""
     package: str | None = None
@@ -82,6 +87,8 @@ class EnvSpec:
     """The command that installs it."""
     prompts: str | None = None
     """Name of the prompt set that describes this environment."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What tells it from other environments of the same module."""
 
     def require(self) -> None:
         """Fail with the installing command where the simulator is missing."""

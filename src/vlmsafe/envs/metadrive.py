@@ -3,7 +3,8 @@
 The simulator is `SafeMetaDriveEnv` of metadrive-simulator 0.4. Here an episode is a function of its scenario, its
 traffic seed and the actions alone, whatever ran in the process before. That takes three changes:
 
-* every reset builds a new engine: a reused one recycles cars and keeps a physics world with a history;
+* every reset builds a new engine: a reused one recycles cars and keeps a physics world with a history (`isolate =
+  False` reuses it all the same, for the protocol that measures what this does);
 * traffic has a seed of its own, where MetaDrive's `random_traffic` has a generator that nothing ever seeds;
 * a car's neighbours are listed in an order that does not depend on memory addresses.
 
@@ -34,7 +35,7 @@ from metadrive.obs.top_down_obs_impl import LaneGraphics, WorldSurface, pygame
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
-from vlmsafe.errors import EnvironmentFailure, InputError, unknown_name
+from vlmsafe.errors import EnvironmentFailure, InputError
 
 # The engine would download textures for its 3D renderer on first use; state vectors and top-down frames need none.
 BaseEngine.try_pull_asset = staticmethod(lambda: None)
@@ -48,8 +49,6 @@ _panda_tasks.signal = None
 # as building the next one. The interpreter's own collections free a closed engine soon enough.
 engine_core.gc = types.SimpleNamespace(collect=lambda: None)
 
-
-_LEVELS = {"metadrive-easy": (3, 0.1), "metadrive-medium": (5, 0.2), "metadrive-hard": (7, 0.35)}  # blocks, traffic
 
 _FRAME_SIZE = 256  # pixels; what the paper gives the vision-language model
 _SCALE = 4.0  # pixels per metre: the frame is 64 m across
@@ -67,12 +66,10 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
 class _Traffic(PGTrafficManager):  # type: ignore[misc]
     """Traffic that is placed by its own seed, or by the scenario where that is None."""
 
-    def __init__(self, traffic_seed: int | None) -> None:
-        super().__init__()
-        self._traffic_seed = traffic_seed
+    traffic_seed: int | None = None  # set before each reset
 
     def seed(self, random_seed: int) -> None:
-        super().seed(random_seed if self._traffic_seed is None else self._traffic_seed)
+        super().seed(random_seed if self.traffic_seed is None else self.traffic_seed)
 
 
 class _OrderedLidar(Lidar):  # type: ignore[misc]
@@ -88,13 +85,9 @@ class _OrderedLidar(Lidar):  # type: ignore[misc]
 
 
 class _Simulator(SafeMetaDriveEnv):  # type: ignore[misc]
-    def __init__(self, config: dict[str, Any], traffic_seed: int | None) -> None:
-        super().__init__(config)
-        self._traffic_seed = traffic_seed
-
     def setup_engine(self) -> None:
         super().setup_engine()
-        self.engine.update_manager("traffic_manager", _Traffic(self._traffic_seed))
+        self.engine.update_manager("traffic_manager", _Traffic())
 
 
 class MetaDrive(Env):
@@ -111,12 +104,8 @@ class MetaDrive(Env):
     _roads: Any = None  # drawn at an episode's first frame
 
     def __init__(self, spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> None:
-        if spec.name not in _LEVELS:
-            raise unknown_name("MetaDrive level", spec.name, _LEVELS)
-        blocks, density = _LEVELS[spec.name]
         self._config = {
-            "map": blocks,
-            "traffic_density": density,
+            **spec.settings,  # the number of map blocks and the traffic density
             "start_seed": scenarios.start,
             "num_scenarios": scenarios.size,
             "horizon": spec.horizon,
@@ -135,18 +124,19 @@ class MetaDrive(Env):
         }
         self._scenarios = scenarios
         self._randomise = randomise
-        self._start(traffic_seed=None)
+        self._start()
         self.observation_space = self._simulator.observation_space
         self.action_space = self._simulator.action_space
 
-    def _start(self, traffic_seed: int | None) -> None:
+    def _start(self) -> None:
         self.close()
         if engine_initialized():
             raise EnvironmentFailure(
                 "MetaDrive allows one environment per process and one is open; close it, or use another process"
             )
-        self._simulator = _Simulator(self._config, traffic_seed)
+        self._simulator = _Simulator(self._config)
         self._simulator.lazy_init()
+        self._used = False
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -161,7 +151,10 @@ class MetaDrive(Env):
             info["traffic_seed"] = int(self.np_random.integers(2**32) if traffic_seed is None else traffic_seed)
         elif traffic_seed is not None:
             raise InputError("a traffic seed was given, but without randomisation the scenario fixes the traffic")
-        self._start(info.get("traffic_seed"))
+        if self._simulator is None or (self._used and self.isolate):
+            self._start()
+        self._used, self._roads = True, None
+        self._simulator.engine.traffic_manager.traffic_seed = info.get("traffic_seed")
         observation, _ = self._simulator.reset(seed=scenario)
         return observation, info
 

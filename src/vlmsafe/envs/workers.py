@@ -82,6 +82,10 @@ def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     env: Env | None = None
     checked = time.monotonic()
+    # The environment is made before there is a task, so that a worker that is started ahead is ready when one comes. If
+    # that fails, the first task tries again and reports it.
+    with suppress(Exception, SystemExit):
+        env = recipe.make()
 
     def tick(done: int) -> None:
         nonlocal checked

@@ -18,11 +18,11 @@ from vlmsafe.algorithms.networks import Shape, Stack
 from vlmsafe.envs import env_spec
 from vlmsafe.envs.api import Env
 from vlmsafe.envs.workers import EnvRecipe, WorkerPool
-from vlmsafe.errors import InputError
+from vlmsafe.errors import InputError, RunError
 from vlmsafe.evaluation.protocols import Protocol, protocol
 from vlmsafe.training.checkpoint import Checkpoint
 from vlmsafe.training.collection import begin_episode, step_episode
-from vlmsafe.training.files import write_atomically
+from vlmsafe.training.files import make_directory, write_atomically
 from vlmsafe.training.run import Run
 
 CATASTROPHE = 4.0  # a catastrophe costs more than this many budgets
@@ -52,10 +52,13 @@ class EpisodeTask:
     normaliser: Normaliser | None
     scenarios: Sequence[int]
     traffic_seeds: Sequence[int | None]
+    isolate: bool = True
+    """Whether episodes are kept from influencing those after them."""
 
     def run(self, env: Env, tick: Callable[[int], None]) -> list[dict[str, Any]]:
         assert isinstance(env.action_space, gymnasium.spaces.Box)
         to_env = ActionMap.to(env.action_space)
+        env.isolate = self.isolate
         rows, steps = [], 0
         for scenario, traffic_seed in zip(self.scenarios, self.traffic_seeds, strict=True):
             details = {} if traffic_seed is None else {"traffic_seed": traffic_seed}
@@ -88,19 +91,24 @@ def evaluate(
     epoch: int | None = None,
     processes: int | None = None,
     allow_untrained: bool = False,
+    overwrite: bool = False,
     on_episode: Callable[[int], None] = lambda done: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> pl.DataFrame:
     """Evaluate a run's policy, write the table into the run directory and return it.
 
     `epoch` chooses a checkpoint, by default the newest that is readable; `on_note` hears of damaged ones. A run that
-    holds only its untrained start is refused unless `allow_untrained` says that this is meant.
+    holds only its untrained start is refused unless `allow_untrained` says that this is meant, and so is replacing a
+    table of more episodes of the same checkpoint unless `overwrite` does.
     """
     run = run if isinstance(run, Run) else Run.open(run)
     chosen, spec = protocol(protocol_name), env_spec(run.config.env)
     count = chosen.episodes if episodes is None else episodes
-    if count < 1:
-        raise InputError(f"episodes is {count}; it must be at least 1")
+    size = len(os.sched_getaffinity(0)) if processes is None else processes
+    for name, value in (("episodes", count), ("processes", size)):
+        if value < 1:
+            raise InputError(f"{name} is {value}; it must be at least 1")
+    pool_of_scenarios = chosen.scenarios(spec)
     spec.require()
     checkpoint, problems = run.checkpoint(epoch)
     for problem in problems:
@@ -108,8 +116,10 @@ def evaluate(
     if not checkpoint.trained and not allow_untrained:
         raise InputError(
             f"{run.path} holds only its untrained start ({run.describe()}); train it with: "
-            f"vlmsafe train --resume {run.path}, or pass --allow-untrained to evaluate the initial policy"
+            f"{run.resume_command}, or pass --allow-untrained to evaluate the initial policy"
         )
+    path = table_path(run, chosen, epoch)
+    _refuse_loss(path, count, checkpoint.epoch, overwrite)
     policy, normaliser = load_policy(run, checkpoint)
     scenarios = [chosen.scenario(episode, spec) for episode in range(count)]
     rng = np.random.default_rng(0)
@@ -117,17 +127,47 @@ def evaluate(
     seeds: list[int | None] = [int(rng.integers(2**31)) if draws else None for _ in scenarios]
     groups = [range(count)] if chosen.shared_simulator else [range(i, i + 1) for i in range(count)]
     tasks = [
-        EpisodeTask(policy, normaliser, [scenarios[i] for i in group], [seeds[i] for i in group]) for group in groups
+        EpisodeTask(
+            policy,
+            normaliser,
+            [scenarios[i] for i in group],
+            [seeds[i] for i in group],
+            isolate=not chosen.shared_simulator,
+        )
+        for group in groups
     ]
-    recipe = EnvRecipe(spec, chosen.scenarios(spec), randomise=chosen.randomise)
-    size = processes or os.cpu_count() or 1
-    with WorkerPool[list[dict[str, Any]]](recipe, size, fresh=spec.fresh_process) as pool:
+    recipe = EnvRecipe(spec, pool_of_scenarios, randomise=chosen.randomise)
+    # A process per episode for every environment: one that carries state over would make episodes depend on how they
+    # happened to be spread.
+    with WorkerPool[list[dict[str, Any]]](recipe, size, fresh=True) as pool:
         results = pool.run(tasks, on_result=lambda done: on_episode(done * (count // len(tasks))))
     assert results is not None
     rows = [row for group_rows in results for row in group_rows]
     table = _table(rows, run, checkpoint)
-    write_table(run, chosen, table)
+    buffer = io.BytesIO()
+    table.write_parquet(buffer)
+    write_atomically(path, buffer.getvalue())
     return table
+
+
+def table_path(run: Run, chosen: Protocol, epoch: int | None = None) -> Path:
+    """`evaluations/<protocol>.parquet`, with the epoch in the name where one was asked for."""
+    suffix = "" if epoch is None else f"-epoch-{epoch:05d}"
+    return run.evaluations / f"{chosen.name}{suffix}.parquet"
+
+
+def _refuse_loss(path: Path, episodes: int, epoch: int, overwrite: bool) -> None:
+    """Before the first episode: can the table be written, and would that lose a larger one?"""
+    make_directory(path.parent)
+    if not os.access(path.parent, os.W_OK):
+        raise RunError(f"cannot write {path}: permission denied")
+    if path.exists() and not overwrite:
+        held = pl.read_parquet(path, columns=["checkpoint_epoch"])["checkpoint_epoch"]
+        if len(held) > episodes and held[0] == epoch:
+            raise InputError(
+                f"{path} already holds {len(held)} episodes of this checkpoint, more than the {episodes} asked for; "
+                "pass --overwrite to replace them"
+            )
 
 
 def load_policy(run: Run, checkpoint: Checkpoint) -> tuple[Policy, Normaliser | None]:
@@ -136,18 +176,14 @@ def load_policy(run: Run, checkpoint: Checkpoint) -> tuple[Policy, Normaliser | 
     stack = Stack(Shape(**{**shape, "hidden": tuple(shape["hidden"])}), checkpoint.arrays["networks"])
     if not run.config.normalise_observations:
         return stack.policy(), None
-    normaliser = Normaliser(
-        checkpoint.values["normaliser_count"],
-        checkpoint.arrays["normaliser.mean"],
-        checkpoint.arrays["normaliser.m2"],
-    )
-    return stack.policy(), normaliser
+    return stack.policy(), Normaliser.from_arrays(checkpoint.arrays)
 
 
 def _table(rows: list[dict[str, Any]], run: Run, checkpoint: Checkpoint) -> pl.DataFrame:
     """One row per episode, with the verdicts C > d and C > 4 d, strictly."""
     budget, training = run.config.budget, env_spec(run.config.env).training
     assert budget is not None
+    finished = run.epochs_done() >= run.config.epochs
     complete = [
         {
             **row,
@@ -157,20 +193,11 @@ def _table(rows: list[dict[str, Any]], run: Run, checkpoint: Checkpoint) -> pl.D
             "catastrophe": row["cost"] > CATASTROPHE * budget,
             "budget": budget,
             "checkpoint_epoch": checkpoint.epoch,
-            "run_finished": checkpoint.epoch >= run.config.epochs,
+            "run_finished": finished,
         }
         for episode, row in enumerate(rows)
     ]
     return pl.DataFrame(complete, schema=SCHEMA)
-
-
-def write_table(run: Run, chosen: Protocol, table: pl.DataFrame) -> Path:
-    """`evaluations/<protocol>.parquet`, put in place in one step."""
-    path = run.evaluations / f"{chosen.name}.parquet"
-    buffer = io.BytesIO()
-    table.write_parquet(buffer)
-    write_atomically(path, buffer.getvalue())
-    return path
 
 
 def summary(table: pl.DataFrame) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,8 @@ def path_of(folder: Path, epoch: int) -> Path:
 
 def saved_epochs(folder: Path) -> list[int]:
     """Epochs that have a checkpoint file, oldest first, whether or not it is readable."""
-    return sorted(int(path.stem.removeprefix("epoch-")) for path in folder.glob("epoch-*.safetensors"))
+    names = (re.fullmatch(r"epoch-(\d{5,})\.safetensors", path.name) for path in folder.glob("epoch-*"))
+    return sorted(int(name[1]) for name in names if name)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:

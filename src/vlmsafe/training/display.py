@@ -5,6 +5,9 @@ Nothing here is a record; the run directory is.
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,6 +18,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
+from vlmsafe.config import TrainConfig
 from vlmsafe.errors import MissingDependencyError
 from vlmsafe.training.run import Run
 
@@ -35,10 +39,28 @@ class Display(Protocol):
         """Something unusual happened."""
 
 
+class _QuietWhenClosed(Console):
+    """A console that falls silent when its reader goes away; a run does not end because `head` has seen enough."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # What is still buffered would be written, and fail, once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def check_display(config: TrainConfig) -> None:
+    """Fail early where a display that was asked for cannot be had."""
+    if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingDependencyError(
+            "--tensorboard needs the package 'tensorboard', which is not installed; "
+            "install it with: pip install tensorboard"
+        )
+
+
 @contextmanager
 def make_display(run: Run, quiet: bool) -> Iterator[Display]:
     """The displays that fit where the output goes and what the run asks for."""
-    console = Console(stderr=True, highlight=False)
+    console = _QuietWhenClosed(stderr=True, highlight=False)
     displays: list[Display] = []
     with ExitStack() as stack:
         if not quiet:
@@ -208,13 +230,8 @@ class _TensorBoard:
     """The epoch rows as TensorBoard scalars."""
 
     def __init__(self, run: Run) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise MissingDependencyError(
-                "--tensorboard needs the package 'tensorboard', which is not installed; "
-                "install it with: pip install 'vlmsafe[tensorboard]'"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter  # slow to import
+
         self._run = run
         self._writer_class = SummaryWriter
         self._writer: Any = None

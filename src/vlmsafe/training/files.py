@@ -6,12 +6,13 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.errors import RunError
+from vlmsafe.errors import InputError, RunError
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     After a crash at any moment the path holds the old content or the new, never a part.
     """
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with disk_errors(path):
         try:
             with temporary.open("wb") as file:
@@ -55,32 +56,41 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def append_rows(path: Path, rows: list[Mapping[str, Any]]) -> int:
-    """Add JSON lines to a file and flush them to disk; the file's new size.
+def append_rows(path: Path, rows: list[Mapping[str, Any]]) -> None:
+    """Add JSON lines to a file and flush them to disk.
 
-    A write that fails part-way is cut off again, so that the file always ends with a whole row.
+    A write that fails part-way is cut off again, and so is a row that an earlier crash left unfinished: rows are
+    always whole.
     """
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
     # Unbuffered: a buffer would try to write its rest once more when the file is closed, after the cut.
-    with disk_errors(path), path.open("ab", buffering=0) as file:
-        before = file.tell()
+    new = not path.exists()
+    with disk_errors(path), path.open("ab+", buffering=0) as file:
+        file.seek(0)
+        before = file.read().rfind(b"\n") + 1
+        file.truncate(before)
         try:
             rest = memoryview(text)
             while rest:
                 rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
         except OSError:
-            os.truncate(path, before)
+            file.truncate(before)
             raise
-        return file.tell()
+    if new:
+        sync_directory(path.parent)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file; a last line that a crash cut short is left out."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
-    rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            raise RunError(f"{path} is damaged: line {number} is not a row of JSON") from None
     return rows
 
 
@@ -94,6 +104,18 @@ def cut_to(path: Path, size: int) -> None:
             os.truncate(path, size)
 
 
+def make_directory(path: Path) -> Path:
+    """The directory, made if need be."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is a file; choose a directory")
+    with disk_errors(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+_LOCK_ATTEMPTS = 10
+
+
 class DirectoryLock:
     """Keeps a second process out of a run directory. The kernel drops the lock when its holder dies, however."""
 
@@ -104,9 +126,15 @@ class DirectoryLock:
     def __enter__(self) -> DirectoryLock:
         with disk_errors(self._path):
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        # Whoever lists runs holds the lock for an instant to see whether it is free, so one refusal proves nothing.
+        for attempt in range(_LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt < _LOCK_ATTEMPTS - 1:
+                    time.sleep(0.05)
+        else:
             holder = os.read(handle, 32).decode(errors="replace").strip()
             os.close(handle)
             raise RunError(

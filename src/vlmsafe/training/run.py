@@ -17,6 +17,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmsafe.config import TrainConfig, to_dict, to_yaml
+from vlmsafe.config import TrainConfig, flatten, to_dict, to_yaml
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.methods import config_from_yaml
 from vlmsafe.training.checkpoint import (
@@ -59,20 +60,18 @@ class Run:
 
     @classmethod
     def create(cls, config: TrainConfig) -> Run:
-        """Make a new run directory; `config` must be resolved."""
+        """Write a new run into its directory, whose lock the caller holds; `config` must be resolved."""
         assert config.run_dir is not None
         path = config.run_dir
         if (path / "config.yaml").exists():
             existing = cls.open(path)
             raise InputError(
-                f"{path} already holds a run ({existing.describe()}); continue it with: "
-                f"vlmsafe train --resume {path}, or choose another --run-dir"
+                f"{path} already holds a run (epoch {existing.epochs_done()} of {existing.config.epochs}); "
+                f"continue it with: {existing.resume_command}, or choose another --run-dir"
             )
-        if path.exists() and not path.is_dir():
-            raise InputError(f"--run-dir {path} is a file; choose a directory")
         with disk_errors(path):
             for folder in ("checkpoints", "evaluations"):
-                (path / folder).mkdir(parents=True, exist_ok=True)
+                (path / folder).mkdir(exist_ok=True)
             sync_directory(path)
         run = cls(path, config)
         # The configuration is written last: a directory without one is not a run.
@@ -108,20 +107,37 @@ class Run:
         return read_rows(self.path / f"{file}.jsonl")
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint that remembers how far the row files have grown."""
+        """Write a checkpoint that remembers its settings and how far the row files have grown."""
         sizes = {file: self._row_file_size(file) for file in _ROW_FILES}
-        complete = Checkpoint(checkpoint.epoch, checkpoint.arrays, checkpoint.values | {"row_files": sizes})
+        values = checkpoint.values | {"row_files": sizes, "config": self._settings()}
+        complete = Checkpoint(checkpoint.epoch, checkpoint.arrays, values)
         save_checkpoint(self.checkpoints, complete, self.config.checkpoint.keep)
 
     def restore(self) -> tuple[Checkpoint, list[str]]:
         """The newest readable checkpoint, with the row files cut back to it, and what was wrong with newer ones."""
         checkpoint, problems = newest_checkpoint(self.checkpoints)
+        then, now = flatten(checkpoint.values["config"]), flatten(self._settings())
+        changed = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if now[key] != then.get(key)]
+        if changed:
+            raise RunError(
+                f"{self.path / 'config.yaml'} was changed after the run began ({'; '.join(changed)}), so it cannot be "
+                "continued; undo the change, or start a new run with --config"
+            )
         for file, size in checkpoint.values["row_files"].items():
             cut_to(self.path / f"{file}.jsonl", size)
         for epoch in saved_epochs(self.checkpoints):
             if epoch > checkpoint.epoch:
                 path_of(self.checkpoints, epoch).unlink()
         return checkpoint, problems
+
+    def start_over(self) -> None:
+        """Empty the row files of a run that has no checkpoint: whatever they hold belongs to none."""
+        for file in _ROW_FILES:
+            cut_to(self.path / f"{file}.jsonl", 0)
+
+    def _settings(self) -> dict[str, Any]:
+        """The configuration without its place, which may change."""
+        return {key: value for key, value in to_dict(self.config).items() if key != "run_dir"}
 
     def checkpoint(self, epoch: int | None = None) -> tuple[Checkpoint, list[str]]:
         """A checkpoint for reading: of an epoch, or the newest readable one with notes on damaged newer ones."""
@@ -155,6 +171,11 @@ class Run:
             return "finished"
         return "stopped early" if done else "untrained"
 
+    @property
+    def resume_command(self) -> str:
+        """What to type to continue the run."""
+        return f"vlmsafe train --resume {shlex.quote(str(self.path))}"
+
     def describe(self) -> str:
         """Status in words, for messages and tables."""
         return f"{self.status()}, epoch {self.epochs_done()} of {self.config.epochs}"
@@ -176,18 +197,18 @@ def find_runs(folder: Path) -> tuple[list[Run], list[str]]:
     return runs, problems
 
 
+def package_versions() -> dict[str, str]:
+    """Installed versions of what results depend on."""
+    installed = {distribution.name.lower() for distribution in metadata.distributions()}
+    return {package: metadata.version(package) for package in _PACKAGES if package in installed}
+
+
 def _surroundings() -> dict[str, Any]:
     """Versions, revision and hardware, so that a reader knows what produced the numbers."""
-    versions = {}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": package_versions(),
         "git_revision": _git_revision(),
         "system": platform.platform(),
         "processor": _processor(),
@@ -196,13 +217,14 @@ def _surroundings() -> dict[str, Any]:
 
 
 def _git_revision() -> str | None:
-    """Revision of the working directory, None outside a repository."""
+    """Revision of this package where it runs from a checkout, else None."""
     try:
         answer = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40"],
             capture_output=True,
             text=True,
             timeout=10,
+            cwd=Path(__file__).parent,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

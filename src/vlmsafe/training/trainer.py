@@ -25,9 +25,9 @@ from vlmsafe.errors import Interrupted, RunError, VlmsafeError
 from vlmsafe.methods import check_method, config_from
 from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.training.collection import CollectTask, DescribeTask, Dimensions, Share
-from vlmsafe.training.display import Display, make_display
-from vlmsafe.training.files import DirectoryLock
-from vlmsafe.training.run import Run
+from vlmsafe.training.display import Display, check_display, make_display
+from vlmsafe.training.files import DirectoryLock, make_directory
+from vlmsafe.training.run import Run, package_versions
 from vlmsafe.training.signals import StopRequest, stop_on_signals
 
 # Every random choice is drawn from a generator seeded by the run's seed, a purpose and its place in the run. There is
@@ -44,29 +44,38 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
         raise TypeError("give either a TrainConfig or single settings, not both")
     chosen = (config or config_from(settings)).resolved()
     check_method(chosen)
-    dimensions = describe(chosen)  # before anything is written: an environment that cannot be made leaves no run
-    return _work_on(Run.create(chosen), dimensions, quiet)
+    check_display(chosen)
+    assert chosen.run_dir is not None
+    with stop_on_signals() as stop:
+        dimensions = describe(chosen, stop)  # before anything is written: what cannot be made leaves no run
+        with DirectoryLock(make_directory(chosen.run_dir)):
+            return _work_on(Run.create(chosen), dimensions, stop, quiet)
 
 
 def resume(path: Path | str, *, quiet: bool = False) -> Run:
     """Continue a run exactly where its newest checkpoint left it."""
     run = Run.open(path)
-    return _work_on(run, describe(run.config), quiet)
+    check_display(run.config)
+    with stop_on_signals() as stop:
+        dimensions = describe(run.config, stop)
+        with DirectoryLock(run.path):
+            return _work_on(run, dimensions, stop, quiet)
 
 
-def describe(config: TrainConfig) -> Dimensions:
+def describe(config: TrainConfig, stop: StopRequest) -> Dimensions:
     """Sizes of a configuration's environment, made once in a worker."""
     spec = env_spec(config.env)
     spec.require()
     with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1) as pool:
-        answers = pool.run([DescribeTask()])
-    assert answers is not None
+        answers = pool.run([DescribeTask()], should_stop=lambda: stop.requested)
+    if answers is None:
+        raise Interrupted(f"stopped by {stop.reason} before training began; nothing was changed")
     return answers[0]
 
 
-def _work_on(run: Run, dimensions: Dimensions, quiet: bool) -> Run:
-    """Hold the run's lock, train, and leave a note of how it ended, whatever happens."""
-    with DirectoryLock(run.path), stop_on_signals() as stop, make_display(run, quiet) as display:
+def _work_on(run: Run, dimensions: Dimensions, stop: StopRequest, quiet: bool) -> Run:
+    """Train, and leave a note of how it ended, whatever happens. The caller holds the run's lock."""
+    with make_display(run, quiet) as display:
         try:
             Trainer(run, dimensions, display, stop).train()
         except Interrupted as error:
@@ -109,6 +118,7 @@ class Trainer:
         with self.workers:
             self._start_or_continue()
             while self.epoch < self.config.epochs:
+                self.stop_if_asked()
                 clock = Clock()
                 shares = self.collect()
                 clock.lap("collect")
@@ -124,7 +134,6 @@ class Trainer:
                 clock.lap("record")
                 self.run.append("timing", [{"epoch": self.epoch, **clock.seconds}])
                 self.save_if_due()  # last, because a checkpoint remembers how far the row files have grown
-                self.stop_if_asked()
             self.run.event("finished", epoch=self.epoch)
 
     def collect(self) -> list[Share]:
@@ -200,10 +209,11 @@ class Trainer:
         self.learner.set_actor_lr(self.epoch, self.config.epochs)
         rng = np.random.default_rng((self.config.seed, _SHUFFLE, self.epoch))
         losses = self.learner.update(batch, self.multiplier.value if self.multiplier else 0.0, rng)
-        if not np.isfinite(self.learner.networks.block).all():
+        figures = [losses.policy_loss, *losses.critic_losses, losses.kl]
+        if not (np.isfinite(figures).all() and np.isfinite(self.learner.networks.block).all()):
             raise RunError(
-                f"the networks became NaN or infinite in epoch {self.epoch + 1}; the last checkpoint is unharmed. "
-                "Rewards of extreme size and large learning rates are the usual causes"
+                f"the losses or networks became NaN or infinite in epoch {self.epoch + 1}; the last checkpoint is "
+                "unharmed. Rewards or costs of extreme size and large learning rates are the usual causes"
             )
         return losses
 
@@ -232,8 +242,9 @@ class Trainer:
         self.run.append("epochs", [row])
         self.display.epoch(row)
         if not finished:
+            consequence = ", so the multiplier is unchanged" if self.multiplier else ""
             self.display.note(
-                f"epoch {self.epoch}: no episode finished, so the multiplier is unchanged; "
+                f"epoch {self.epoch}: no episode finished{consequence}; "
                 "a larger steps_per_epoch or fewer num_envs gives episodes time to end"
             )
 
@@ -248,15 +259,12 @@ class Trainer:
                 epoch=self.epoch,
                 arrays={
                     **self.learner.state(),
-                    "normaliser.mean": self.normaliser.mean,
-                    "normaliser.m2": self.normaliser.m2,
+                    **self.normaliser.arrays(),
                     "window": np.array(self.window, np.float64).reshape(-1, 3),
                 },
                 values={
                     "trained": self.epoch > 0,
-                    "finished": self.epoch == self.config.epochs,
                     "shape": dataclasses.asdict(self.shape),
-                    "normaliser_count": self.normaliser.count,
                     "multiplier": self.multiplier.state() if self.multiplier else None,
                 },
             )
@@ -271,7 +279,7 @@ class Trainer:
             self.save()
         raise Interrupted(
             f"stopped by {self.stop.reason} after epoch {self.epoch} of {self.config.epochs}; "
-            f"continue with: vlmsafe train --resume {self.run.path}"
+            f"continue with: {self.run.resume_command}"
         )
 
     def _start_or_continue(self) -> None:
@@ -288,6 +296,7 @@ class Trainer:
         if saved_epochs(self.run.checkpoints):
             self._continue()
         else:
+            self.run.start_over()
             self.run.event("started")
             self.save()
         self.display.start(self.epoch)
@@ -296,13 +305,12 @@ class Trainer:
         checkpoint, problems = self.run.restore()
         for problem in problems:
             self.display.note(f"{problem}; going back to epoch {checkpoint.epoch}")
-        self.run.event("resumed", epoch=checkpoint.epoch, **({"damaged": problems} if problems else {}))
+        damaged = {"damaged": problems} if problems else {}
+        self.run.event("resumed", epoch=checkpoint.epoch, packages=package_versions(), **damaged)
         values, arrays = checkpoint.values, checkpoint.arrays
         self.epoch = self._saved_epoch = checkpoint.epoch
         self.learner.load_state(arrays)
-        self.normaliser = Normaliser(
-            values["normaliser_count"], arrays["normaliser.mean"].copy(), arrays["normaliser.m2"].copy()
-        )
+        self.normaliser = Normaliser.from_arrays(arrays)
         self.window.extend(tuple(row) for row in arrays["window"].tolist())
         if self.multiplier is not None:
             self.multiplier.load_state(values["multiplier"])
