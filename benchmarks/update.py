@@ -30,8 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmsafe.algorithms.advantages import Batch
-from vlmsafe.algorithms.networks import Shape, Stack
-from vlmsafe.algorithms.ppo import PPO
+from vlmsafe.algorithms.first_order import Learner
+from vlmsafe.algorithms.networks import Stack
+from vlmsafe.algorithms.ppo import PPOLagrangian
 from vlmsafe.methods import METHODS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -72,9 +73,9 @@ def make_data(options: Options) -> Batch:
     return Batch(normal(n, options.dimensions), actions, log_probs, normal(n), normal(n), normal(2, n))
 
 
-def new_learner(options: Options) -> PPO:
+def new_learner(options: Options) -> Learner:
     config = dataclasses.replace(METHODS["ppo-lag"].learner, update_iters=options.passes, kl_early_stop=False)
-    return PPO(Shape(options.dimensions, (64, 64), 2, 2), config, np.random.default_rng(1))
+    return PPOLagrangian(options.dimensions, 2, config, np.random.default_rng(1))
 
 
 def their_parameters(networks: Stack) -> Parameters:
@@ -91,7 +92,7 @@ def their_parameters(networks: Stack) -> Parameters:
 def run_ours(options: Options, batch: Batch, order_seed: int) -> tuple[float, Parameters]:
     learner = new_learner(options)
     begun = time.perf_counter()
-    learner.update(batch, MULTIPLIER, np.random.default_rng(order_seed))
+    learner.update(batch, MULTIPLIER, 0.0, np.random.default_rng(order_seed))
     return time.perf_counter() - begun, their_parameters(learner.networks)
 
 

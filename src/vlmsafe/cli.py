@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich import box
@@ -19,7 +19,7 @@ from rich.table import Table
 from vlmsafe.config import TrainConfig
 from vlmsafe.envs import ENVS
 from vlmsafe.errors import EXIT_AT_ONCE, EXIT_BAD_INPUT, InputError, RunError, VlmsafeError, unknown_name
-from vlmsafe.methods import METHODS, config_from_yaml, method_defaults
+from vlmsafe.methods import METHODS, config_from_yaml, differences, method_defaults
 
 # Into a file or a pipe rich would squeeze tables into 80 columns.
 _out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -263,18 +263,37 @@ def _envs(argv: list[str]) -> None:
     _out.print(table)
 
 
+@dataclass(frozen=True)
+class MethodsCommand:
+    """List the methods, or say how two of them differ: vlmsafe methods diff A B."""
+
+    action: tyro.conf.Positional[Literal["list", "diff"]] = "list"
+    """list, or diff followed by two names."""
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """For diff: the two methods."""
+
+
 def _methods(argv: list[str]) -> None:
-    _parse(NoOptions, argv, "methods")
-    table = _listing("method", "what it is", "learner", "passes", "lambda_0")
+    command = _parse(MethodsCommand, argv, "methods")
+    if command.action == "diff":
+        if len(command.names) != 2:
+            raise InputError(f"methods diff takes two names, got {len(command.names)}; for example ppo ppo-lag")
+        _methods_diff(*command.names)
+        return
+    table = _listing("method", "in the paper", "what it is", "made of")
     for method in METHODS.values():
-        constrained = method.learner.algorithm != "ppo"
-        table.add_row(
-            method.name,
-            method.summary,
-            method.learner.algorithm,
-            str(method.learner.update_iters),
-            f"{method.multiplier.initial:g}" if constrained else "-",
-        )
+        table.add_row(method.name, method.paper, method.summary, method.composition())
+    _out.print(table)
+
+
+def _methods_diff(one: str, other: str) -> None:
+    changed = differences(one, other)
+    if not changed:
+        _out.print(f"{one} and {other} have the same settings")
+        return
+    table = _listing("setting", one, other)
+    for key, (a, b) in changed.items():
+        table.add_row(key, str(a), str(b))
     _out.print(table)
 
 
@@ -298,7 +317,7 @@ _VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "evaluate": (_evaluate, "evaluate a run's policy on held-out scenarios"),
     "runs": (_runs, "list runs: finished, running, stopped early"),
     "envs": (_envs, "list the environments"),
-    "methods": (_methods, "list the methods"),
+    "methods": (_methods, "list the methods, or compare two: methods diff A B"),
     "doctor": (_doctor, "say what is installed and what is missing"),
 }
 

@@ -21,7 +21,7 @@ from vlmsafe.errors import InputError, unknown_name
 
 T = TypeVar("T")
 
-Algorithm = Literal["ppo", "ppo-lag"]
+Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class LearnerConfig:
     """How the policy and its critics are trained."""
 
     algorithm: Algorithm = "ppo-lag"
-    """Which learner updates the policy."""
+    """Which learner updates the policy; the method decides."""
+    variant: Literal["engine", "published"] = "engine"
+    """Which form to follow where the engine of the study departs from the published algorithm (docs/methods.md)."""
     hidden: tuple[int, ...] = (64, 64)
     """Units of each hidden layer of the policy and of each critic."""
     update_iters: int = 40
@@ -62,18 +64,66 @@ class LearnerConfig:
     """Trade-off of generalised advantage estimation for costs."""
     standardise_cost_advantage: bool = False
     """Whether cost advantages are divided by their deviation; they are centred in any case."""
+    focops_eta: float = 0.02
+    """FOCOPS: divergence beyond which a sample counts as out of the trust region."""
+    focops_temperature: float = 1.5
+    """FOCOPS: weight of the divergence against the advantage."""
+    p3o_penalty: float = 20.0
+    """P3O: weight of the exact penalty on the cost surrogate, kappa."""
+    cg_iters: int = 15
+    """CPO: iterations of conjugate gradients."""
+    cg_damping: float = 0.1
+    """CPO: multiple of the identity added to the Fisher matrix."""
+    line_search_steps: int = 20
+    """CPO: how often a step is shortened before it is given up."""
+    line_search_decay: float = 0.8
+    """CPO: factor by which a step is shortened."""
 
 
 @dataclass(frozen=True)
 class MultiplierConfig:
     """How the Lagrange multiplier follows the episode cost (Eq. 7)."""
 
+    kind: Literal["none", "adam", "gradient", "pid"] = "adam"
+    """Rule that moves the multiplier; the method decides."""
     initial: float = 0.001
-    """Multiplier before the first epoch, lambda_0."""
+    """Multiplier before the first epoch, lambda_0; for pid, the start of its integral."""
     learning_rate: float = 0.035
     """Adam's learning rate for the multiplier, eta_1."""
     upper_bound: float | None = None
     """Largest value the multiplier may take; unbounded by default."""
+    signal_weight: float = 0.0
+    """Weight of the signal term beside the cost gap, eta_2."""
+    signal_reference: float = 0.5
+    """Level of the mean negative score at which the signal term vanishes, tau."""
+    pid_kp: float = 0.1
+    """pid: gain of the smoothed gap."""
+    pid_ki: float = 0.01
+    """pid: gain of the summed gap."""
+    pid_kd: float = 0.01
+    """pid: gain of the rise of the smoothed cost."""
+    pid_delay: int = 10
+    """pid: epochs over which the rise is taken."""
+    pid_smoothing: float = 0.95
+    """pid: weight of the past in the smoothed gap and cost."""
+
+
+@dataclass(frozen=True)
+class SignalConfig:
+    """The vision-language signal of a method: what scores frames and how the scores are used."""
+
+    source: Literal["none", "clip", "qwen2-vl", "rnd"] = "none"
+    """What scores a step: a CLIP model, Qwen2-VL, or novelty by random network distillation."""
+    rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
+    """How similarities become a positive and a negative score."""
+    gate: Literal["off", "prior-symmetric", "calibrated", "probability"] = "off"
+    """Confidence gate kappa on the reward bonus."""
+    every: int = 1
+    """Steps between two scored frames, k_clip."""
+    reward_weight: float = 0.0
+    """Weight of the gated positive score in the reward, lambda_r."""
+    cost_weight: float = 0.0
+    """Weight of the gated negative score in the cost that the critic sees, lambda_c."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +168,7 @@ class TrainConfig:
     """Whether epochs are also written as TensorBoard events, under tensorboard/ in the run directory."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     multiplier: MultiplierConfig = field(default_factory=MultiplierConfig)
+    signal: SignalConfig = field(default_factory=SignalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     @property
@@ -170,6 +221,13 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         entropy_coef=learner.entropy_coef,
         critic_penalty=learner.critic_penalty,
         initial_multiplier=multiplier.initial,
+        signal_weight=multiplier.signal_weight,
+        cg_damping=learner.cg_damping,
+        pid_kp=multiplier.pid_kp,
+        pid_ki=multiplier.pid_ki,
+        pid_kd=multiplier.pid_kd,
+        reward_weight=config.signal.reward_weight,
+        cost_weight=config.signal.cost_weight,
     )
     yield from positive(
         steps_per_epoch=config.steps_per_epoch,
@@ -184,12 +242,21 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         clip_ratio=learner.clip_ratio,
         max_grad_norm=learner.max_grad_norm,
         multiplier_learning_rate=multiplier.learning_rate,
+        focops_eta=learner.focops_eta,
+        focops_temperature=learner.focops_temperature,
+        p3o_penalty=learner.p3o_penalty,
+        cg_iters=learner.cg_iters,
+        line_search_steps=learner.line_search_steps,
+        pid_delay=multiplier.pid_delay,
+        signal_every=config.signal.every,
     )
     if config.cost_window != "epoch":
         yield from positive(cost_window=config.cost_window)
-    for name in ("gamma", "gae_lambda", "cost_gae_lambda"):
-        if not 0.0 <= getattr(learner, name) <= 1.0:
-            yield f"{name} is {getattr(learner, name)}; it must lie between 0 and 1"
+    shares = {name: getattr(learner, name) for name in ("gamma", "gae_lambda", "cost_gae_lambda", "line_search_decay")}
+    shares |= {"pid_smoothing": multiplier.pid_smoothing, "signal_reference": multiplier.signal_reference}
+    for name, share in shares.items():
+        if not 0.0 <= share <= 1.0:
+            yield f"{name} is {share}; it must lie between 0 and 1"
     if not learner.hidden or min(learner.hidden) < 1:
         yield f"hidden is {learner.hidden}; it must name at least one layer of at least one unit"
     upper = multiplier.upper_bound

@@ -1,52 +1,159 @@
-"""The methods by name: what each one sets, as one readable table.
+"""The methods by name: every arm of the study, as one readable table.
 
-A method is a composition. Two methods that are compared should differ in exactly what the comparison names, so the
-table holds whole configurations of the parts, never code.
+A method is a composition of five choices: the learner, the signal and its scoring rule, the gate, the term in the
+multiplier, and the run settings that tell published arms apart (passes, lambda_0, how often a frame is scored). Two
+methods that are compared should differ in exactly what the comparison names; `differences` says what they differ in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.config import LearnerConfig, MultiplierConfig, TrainConfig, from_dict, read_yaml
+from vlmsafe.config import (
+    LearnerConfig,
+    MultiplierConfig,
+    SignalConfig,
+    TrainConfig,
+    flatten,
+    from_dict,
+    read_yaml,
+    to_dict,
+)
 from vlmsafe.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True)
 class Method:
-    """One arm: a learner and the settings that tell it from the others."""
+    """One arm."""
 
     name: str
+    paper: str
+    """What the paper calls it."""
     summary: str
     learner: LearnerConfig
-    multiplier: MultiplierConfig = field(default_factory=MultiplierConfig)
+    multiplier: MultiplierConfig
+    signal: SignalConfig = SignalConfig()  # noqa: RUF009 - frozen
 
+    def composition(self) -> str:
+        """Its five choices in words."""
+        multiplier, signal = self.multiplier, self.signal
+        parts = [f"{self.learner.algorithm}, {self.learner.update_iters} passes"]
+        if multiplier.kind != "none":
+            term = f", eta_2 {multiplier.signal_weight:g}" if multiplier.signal_weight else ""
+            parts.append(f"{multiplier.kind} from {multiplier.initial:g}{term}")
+        if signal.source != "none":
+            gate = "" if signal.gate == "off" else f", {signal.gate} gate"
+            parts.append(f"{signal.source} {signal.rule}, every {signal.every}{gate}")
+        return "; ".join(parts)
+
+
+_NO_MULTIPLIER = MultiplierConfig(kind="none")
+_MATCHED = MultiplierConfig(kind="adam", initial=0.001)
+_ETA_2 = replace(_MATCHED, signal_weight=0.01, signal_reference=0.5)
+_BOUNDED = MultiplierConfig(kind="adam", initial=0.0, upper_bound=2.0)
+
+_PPO = LearnerConfig(algorithm="ppo", update_iters=10)
+_PPO_LAG = LearnerConfig(algorithm="ppo-lag", update_iters=40)
+_CPO = LearnerConfig(
+    algorithm="cpo",
+    update_iters=10,
+    batch_size=128,
+    target_kl=0.01,
+    kl_early_stop=False,
+    critic_lr=1e-3,
+)
+
+_DECOUPLED = SignalConfig(source="clip", rule="decoupled", reward_weight=0.1)
+_COUPLED = replace(_DECOUPLED, rule="coupled")
+_CLG = replace(_DECOUPLED, rule="clg")
+_CONF = replace(_DECOUPLED, gate="prior-symmetric")
 
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
+        # Without signals.
+        Method("ppo", "PPO", "no constraint: cost is recorded and ignored", _PPO, _NO_MULTIPLIER),
+        Method("cpo", "CPO", "trust region and linearised constraint", _CPO, _NO_MULTIPLIER),
         Method(
-            "ppo",
-            "PPO without a constraint: the cost is recorded and ignored (10 passes)",
-            LearnerConfig(algorithm="ppo", update_iters=10),
+            "cpo-control",
+            "CPO (two-seed control)",
+            "the VLM-free control beside the calibrated runs; the same settings, other seeds",
+            _CPO,
+            _NO_MULTIPLIER,
         ),
-        Method(
-            "ppo-lag",
-            "PPO-Lagrangian as matched to the signal methods: 40 passes, lambda_0 = 0.001",
-            LearnerConfig(algorithm="ppo-lag", update_iters=40),
-            MultiplierConfig(initial=0.001),
-        ),
+        Method("ppo-lag", "PPOLag (matched)", "differs from VLMPPOLag in the signal only", _PPO_LAG, _MATCHED),
         Method(
             "ppo-lag-unmatched",
-            "PPO-Lagrangian with the paper's FormulaOne settings: 10 passes, lambda_0 = 0",
-            LearnerConfig(algorithm="ppo-lag", update_iters=10),
-            MultiplierConfig(initial=0.0),
+            "PPOLag (unmatched)",
+            "FormulaOne's baseline: fewer passes and another lambda_0 than the signal methods",
+            replace(_PPO_LAG, update_iters=10),
+            replace(_MATCHED, initial=0.0),
+        ),
+        Method(
+            "cppo-pid",
+            "CPPOPID",
+            "PPO-Lagrangian with a PID controller for the multiplier",
+            replace(_PPO_LAG, algorithm="cppo-pid"),
+            MultiplierConfig(kind="pid", initial=0.001),
+        ),
+        Method(
+            "focops",
+            "FOCOPS",
+            "first-order steps within a trust region per sample",
+            LearnerConfig(algorithm="focops", update_iters=10),
+            _BOUNDED,
+        ),
+        Method(
+            "cup",
+            "CUP",
+            "improvement, then projection towards the constraint",
+            LearnerConfig(algorithm="cup", update_iters=10, target_kl=0.01),
+            _BOUNDED,
+        ),
+        Method(
+            "p3o", "P3O", "PPO with an exact penalty", LearnerConfig(algorithm="p3o", update_iters=10), _NO_MULTIPLIER
+        ),
+        # Semantic reward, no signal in the multiplier.
+        Method(
+            "ppo-clg", "PPO-CLG", "PPO with the contrasting language goal as bonus",
+            replace(_PPO, update_iters=40), _NO_MULTIPLIER, _CLG,
+        ),
+        Method("cpo-clg", "CPO-CLG", "CPO with the contrasting language goal as bonus", _CPO, _NO_MULTIPLIER, _CLG),
+        Method("cpo-coupled", "CPO-Coupled", "CPO, joint softmax over all prompts", _CPO, _NO_MULTIPLIER, _COUPLED),
+        Method("cpo-decoupled", "CPO-Decoupled", "CPO, separate prompt groups", _CPO, _NO_MULTIPLIER, _DECOUPLED),
+        Method("cpo-decoupled-conf", "CPO-Decoupled+Conf", "the same with the gate", _CPO, _NO_MULTIPLIER, _CONF),
+        Method("ppo-lag-decoupled", "PPOLag-Decoupled", "bonus only, every frame", _PPO_LAG, _MATCHED, _DECOUPLED),
+        # The proposed method and its parts.
+        Method("vlm-ppo-lag", "VLMPPOLag", "bonus and multiplier term, no gate", _PPO_LAG, _ETA_2, _DECOUPLED),
+        Method(
+            "vlm-ppo-lag-eta0", "VLMPPOLag (eta_2 = 0)", "bonus only, every fourth frame",
+            _PPO_LAG, _MATCHED, replace(_DECOUPLED, every=4),
+        ),
+        Method(
+            "vlm-ppo-lag-conf", "VLMPPOLag+Conf (prior-symmetric)",
+            "the full method; every frame as on FormulaOne (--signal.every 4 as on MetaDrive and Bullet)",
+            _PPO_LAG, _ETA_2, _CONF,
+        ),
+        Method(
+            "vlm-ppo-lag-conf-calibrated", "VLMPPOLag+Conf (calibrated)",
+            "the full method with the calibrated gate, every fourth frame",
+            _PPO_LAG, _ETA_2, replace(_CONF, gate="calibrated", every=4),
+        ),
+        # Substitutions of the signal.
+        Method(
+            "ppo-lag-rnd", "PPOLag-RND", "novelty in the multiplier, no bonus, no gate",
+            _PPO_LAG, _ETA_2, SignalConfig(source="rnd", rule="novelty"),
+        ),
+        Method(
+            "qwen2-vl-conf", "Qwen2-VL+Conf", "Qwen2-VL's yes/no probabilities with their own gate, every eighth frame",
+            _PPO_LAG, _ETA_2,
+            SignalConfig(source="qwen2-vl", rule="yes-no", gate="probability", every=8, reward_weight=0.1),
         ),
     )
-}
+}  # fmt: skip
 
 
 def method(name: str) -> Method:
@@ -59,7 +166,13 @@ def method(name: str) -> Method:
 def method_defaults(name: str, base: TrainConfig | None = None) -> TrainConfig:
     """A run configuration with the settings of a method in place."""
     chosen = method(name)
-    return replace(base or TrainConfig(), method=name, learner=chosen.learner, multiplier=chosen.multiplier)
+    return replace(
+        base or TrainConfig(),
+        method=name,
+        learner=chosen.learner,
+        multiplier=chosen.multiplier,
+        signal=chosen.signal,
+    )
 
 
 def config_from(settings: Mapping[str, Any], source: str = "settings", method_name: str | None = None) -> TrainConfig:
@@ -86,10 +199,34 @@ def config_from_yaml(path: Path, method_name: str | None = None) -> TrainConfig:
 
 
 def check_method(config: TrainConfig) -> None:
-    """Refuse a run whose name says one method and whose learner is another."""
-    expected = method(config.method).learner.algorithm
-    if config.learner.algorithm != expected:
+    """Refuse a run whose name says one method and whose parts are another."""
+    chosen = method(config.method)
+    parts = (
+        ("learner.algorithm", config.learner.algorithm, chosen.learner.algorithm),
+        ("multiplier.kind", config.multiplier.kind, chosen.multiplier.kind),
+        ("signal.source", config.signal.source, chosen.signal.source),
+        ("signal.rule", config.signal.rule, chosen.signal.rule),
+    )
+    # The published FOCOPS and CUP move their multiplier by plain gradient steps: the one change of kind that fits.
+    published = config.learner.variant == "published" and config.multiplier.kind == "gradient"
+    for name, given, expected in parts:
+        if given != expected and not (name == "multiplier.kind" and published and expected == "adam"):
+            raise InputError(
+                f"{name} is '{given}', but the method '{config.method}' has '{expected}'; "
+                "choose another --method instead"
+            )
+
+
+def check_trainable(config: TrainConfig) -> None:
+    """Refuse a method whose signal this version cannot score."""
+    if config.signal.source != "none":
         raise InputError(
-            f"learner.algorithm is '{config.learner.algorithm}', but the method '{config.method}' is '{expected}'; "
-            "choose another --method instead"
+            f"method '{config.method}' scores with '{config.signal.source}', and this version cannot do that yet; "
+            f"methods without signals: {', '.join(name for name, m in METHODS.items() if m.signal.source == 'none')}"
         )
+
+
+def differences(one: str, other: str) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two methods differ, by their dotted names."""
+    a, b = (flatten(to_dict(method_defaults(name))) for name in (one, other))
+    return {key: (a[key], b[key]) for key in a if key != "method" and a[key] != b[key]}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from vlmsafe.algorithms.advantages import Batch
 from vlmsafe.algorithms.networks import POLICY, Shape, Stack
-from vlmsafe.algorithms.ppo import PPO
+from vlmsafe.algorithms.ppo import PPO, PPOLagrangian
 from vlmsafe.config import LearnerConfig
 
 quick = settings(max_examples=40, deadline=None)
@@ -177,8 +177,10 @@ def test_initial_values_are_uniform_and_follow_the_seed():
 @pytest.mark.parametrize("max_grad_norm", [40.0, 1e-3])
 def test_the_surplus_outputs_of_critics_stay_exactly_zero(critics, max_grad_norm):
     shape = Shape(observation=3, hidden=(5, 4), action=3, critics=critics)
-    config = LearnerConfig(update_iters=4, batch_size=16, kl_early_stop=False, max_grad_norm=max_grad_norm)
-    learner = PPO(shape, config, np.random.default_rng(0))
+    config = LearnerConfig(
+        hidden=shape.hidden, update_iters=4, batch_size=16, kl_early_stop=False, max_grad_norm=max_grad_norm
+    )
+    learner = (PPOLagrangian if critics == 2 else PPO)(3, 3, config, np.random.default_rng(0))
     rng = np.random.default_rng(1)
     n = 50
     batch = Batch(
@@ -191,7 +193,7 @@ def test_the_surplus_outputs_of_critics_stay_exactly_zero(critics, max_grad_norm
     )
     before = learner.networks.block.copy()
     for _ in range(3):
-        learner.update(batch, 0.5, rng)
+        learner.update(batch, 0.5, 0.0, rng)
     networks = learner.networks
     assert (networks.block != before).any(axis=1).all(), "every network has learnt"
     assert not networks.weights[-1][1:, 1:].any()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from vlmsafe.algorithms.adam import Adam
 from vlmsafe.algorithms.advantages import Batch
-from vlmsafe.algorithms.first_order import gaussian_kl
+from vlmsafe.algorithms.gaussian import mean_kl
 from vlmsafe.algorithms.networks import Shape
-from vlmsafe.algorithms.ppo import PPO, clipped_surrogate, lagrangian_advantages
+from vlmsafe.algorithms.ppo import PPO, PPOLagrangian, clipped_surrogate, lagrangian_advantages
 from vlmsafe.config import LearnerConfig
 
 quick = settings(max_examples=40, deadline=None)
@@ -51,8 +51,10 @@ def make_batch(seed: int, count: int = 110, critics: int = 2, action: int = 2, s
     )
 
 
-def make_learner(config: LearnerConfig = CONFIG, shape: Shape = SHAPE, seed: int = 0) -> PPO:
-    return PPO(shape, config, np.random.default_rng(seed))
+def make_learner(config: LearnerConfig = CONFIG, shape: Shape = SHAPE, seed: int = 0) -> PPOLagrangian:
+    kind = PPOLagrangian if shape.critics == 2 else PPO
+    config = dataclasses.replace(config, hidden=shape.hidden)
+    return kind(shape.observation, shape.action, config, np.random.default_rng(seed))
 
 
 class Eager:
@@ -185,8 +187,8 @@ def test_the_divergence_is_torchs(seed, actions):
         for m, s in ((mean, log_std), (new_mean, new_log_std))
     )
     expected = torch.distributions.kl_divergence(old, new).sum(dim=1).mean().item()
-    assert gaussian_kl(mean, log_std, new_mean, new_log_std) == pytest.approx(expected, rel=1e-9)
-    assert gaussian_kl(mean, log_std, mean, log_std) == 0.0
+    assert mean_kl(mean, log_std, new_mean, new_log_std) == pytest.approx(expected, rel=1e-9)
+    assert mean_kl(mean, log_std, mean, log_std) == 0.0
 
 
 @quick
@@ -211,7 +213,7 @@ def test_a_step_of_adam_is_torchs_for_every_row_with_its_own_rate(seed, steps, s
         for row, slope in zip(rows, gradient, strict=True):
             row.grad = torch.tensor(slope)
         optimiser.step()
-        adam.step(gradient, rates)
+        adam.step(gradient, rates, range(3))
     for ours, theirs in zip(block, rows, strict=True):
         np.testing.assert_allclose(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
 
@@ -239,7 +241,7 @@ def test_an_update_equals_the_eager_loop(multiplier, changes, scale):
     batch = make_batch(1, scale=scale)
     initial = learner.networks.block.copy()
     for epoch in range(2):  # the second begins with the first one's moments
-        losses = learner.update(batch, multiplier, np.random.default_rng(epoch))
+        losses = learner.update(batch, multiplier, 0.0, np.random.default_rng(epoch))
         expected = eager.update(batch, multiplier, np.random.default_rng(epoch))
     assert_same_networks(learner, eager)
     assert np.abs(learner.networks.block - initial).max(axis=1).min() > 1e-3, "the networks did move"
@@ -259,7 +261,7 @@ def test_other_shapes_equal_the_eager_loop_too(shape, count):
     learner = make_learner(shape=shape)
     eager = Eager(learner)
     batch = make_batch(2, count, shape.critics, shape.action)
-    learner.update(batch, 0.0, np.random.default_rng(3))
+    learner.update(batch, 0.0, 0.0, np.random.default_rng(3))
     eager.update(batch, 0.0, np.random.default_rng(3))
     assert_same_networks(learner, eager)
 
@@ -271,7 +273,7 @@ def test_clipping_one_network_leaves_the_others_steps_alone():
     wild.targets[1] *= 1e4
     learners = [make_learner(config), make_learner(config)]
     for learner, batch in zip(learners, (calm, wild), strict=True):
-        learner.update(batch, 0.5, np.random.default_rng(0))
+        learner.update(batch, 0.5, 0.0, np.random.default_rng(0))
     first, second = (learner.networks.block for learner in learners)
     np.testing.assert_array_equal(first[:2], second[:2])
     assert not np.array_equal(first[2], second[2])
@@ -281,8 +283,8 @@ def test_without_a_multiplier_costs_do_not_reach_the_policy():
     batch = make_batch(1)
     without = dataclasses.replace(batch, cost_advantages=np.zeros_like(batch.cost_advantages))
     first, second = make_learner(), make_learner()
-    first.update(batch, 0.0, np.random.default_rng(0))
-    second.update(without, 0.0, np.random.default_rng(0))
+    first.update(batch, 0.0, 0.0, np.random.default_rng(0))
+    second.update(without, 0.0, 0.0, np.random.default_rng(0))
     np.testing.assert_array_equal(first.networks.block, second.networks.block)
     np.testing.assert_array_equal(
         lagrangian_advantages(batch.reward_advantages, batch.cost_advantages, 0.0), batch.reward_advantages
@@ -293,7 +295,7 @@ def test_the_entropy_bonus_widens_the_policy():
     batch = dataclasses.replace(make_batch(1), reward_advantages=np.zeros(110, np.float32))
     learner = make_learner(dataclasses.replace(CONFIG, entropy_coef=0.1))
     before = learner.networks.block[0].copy()
-    learner.update(batch, 0.0, np.random.default_rng(0))
+    learner.update(batch, 0.0, 0.0, np.random.default_rng(0))
     assert (learner.networks.log_std > 0).all()
     np.testing.assert_array_equal(learner.networks.block[0][: -SHAPE.action], before[: -SHAPE.action])
 
@@ -309,7 +311,7 @@ def test_passes_stop_after_the_one_that_overshot_and_keep_it():
         if target is not None:
             config = dataclasses.replace(config, kl_early_stop=True, target_kl=target)
         learner = make_learner(config)
-        return learner, learner.update(batch, 0.3, np.random.default_rng(0))
+        return learner, learner.update(batch, 0.3, 0.0, np.random.default_rng(0))
 
     divergences = [run(passes)[1].kl for passes in (1, 2, 3)]
     assert 0 < divergences[0] < divergences[1] < divergences[2]
@@ -323,7 +325,7 @@ def test_passes_stop_after_the_one_that_overshot_and_keep_it():
 
 def test_without_early_stopping_every_pass_is_made():
     learner = make_learner(dataclasses.replace(CONFIG, target_kl=1e-12, kl_early_stop=False))
-    assert learner.update(make_batch(1), 0.0, np.random.default_rng(0)).passes == CONFIG.update_iters
+    assert learner.update(make_batch(1), 0.0, 0.0, np.random.default_rng(0)).passes == CONFIG.update_iters
 
 
 # --- learning rates
@@ -339,7 +341,7 @@ def test_the_policys_rate_falls_linearly_and_the_critics_stays(epoch, epochs, de
     learner.set_actor_lr(4, 5)  # an earlier epoch's rate leaves no trace
     learner.set_actor_lr(epoch, epochs)
     batch = make_batch(1)
-    learner.update(batch, 0.5, np.random.default_rng(0))
+    learner.update(batch, 0.5, 0.0, np.random.default_rng(0))
     eager.update(batch, 0.5, np.random.default_rng(0))
     assert_same_networks(learner, eager)
 
@@ -349,11 +351,11 @@ def test_the_policys_rate_falls_linearly_and_the_critics_stays(epoch, epochs, de
 
 def test_equal_seeds_give_equal_updates_to_the_last_bit():
     learners = [make_learner(), make_learner()]
-    results = [learner.update(make_batch(1), 0.4, np.random.default_rng(5)) for learner in learners]
+    results = [learner.update(make_batch(1), 0.4, 0.0, np.random.default_rng(5)) for learner in learners]
     assert results[0] == results[1]
     np.testing.assert_array_equal(learners[0].networks.block, learners[1].networks.block)
     other = make_learner()
-    other.update(make_batch(1), 0.4, np.random.default_rng(6))
+    other.update(make_batch(1), 0.4, 0.0, np.random.default_rng(6))
     assert not np.array_equal(other.networks.block, learners[0].networks.block), "the order of samples matters"
 
 
@@ -361,15 +363,16 @@ def test_equal_seeds_give_equal_updates_to_the_last_bit():
 def test_a_restored_learner_continues_bit_for_bit(updates):
     original = make_learner()
     for epoch in range(updates):
-        original.update(make_batch(epoch), 0.1 * epoch, np.random.default_rng(epoch))
+        original.update(make_batch(epoch), 0.1 * epoch, 0.0, np.random.default_rng(epoch))
     state = {name: array.copy() for name, array in original.state().items()}
     restored = make_learner(seed=99)
-    restored.update(make_batch(50), 0.3, np.random.default_rng(50))  # a past of its own, to be forgotten
+    restored.update(make_batch(50), 0.3, 0.0, np.random.default_rng(50))  # a past of its own, to be forgotten
     restored.load_state(state)
     assert set(restored.state()) == set(original.state())
     for epoch in range(10, 12):
         results = [
-            learner.update(make_batch(epoch), 0.2, np.random.default_rng(epoch)) for learner in (original, restored)
+            learner.update(make_batch(epoch), 0.2, 0.0, np.random.default_rng(epoch))
+            for learner in (original, restored)
         ]
         assert results[0] == results[1]
     for name, array in original.state().items():
@@ -378,15 +381,15 @@ def test_a_restored_learner_continues_bit_for_bit(updates):
 
 def test_a_state_does_not_change_under_later_updates():
     learner = make_learner()
-    learner.update(make_batch(0), 0.1, np.random.default_rng(0))
+    learner.update(make_batch(0), 0.1, 0.0, np.random.default_rng(0))
     state = learner.state()
     kept = {name: array.copy() for name, array in state.items()}
-    learner.update(make_batch(1), 0.1, np.random.default_rng(1))
+    learner.update(make_batch(1), 0.1, 0.0, np.random.default_rng(1))
     for name, array in kept.items():
         np.testing.assert_array_equal(state[name], array, err_msg=name)
     restored = make_learner()
     restored.load_state(state)
-    restored.update(make_batch(1), 0.1, np.random.default_rng(1))
+    restored.update(make_batch(1), 0.1, 0.0, np.random.default_rng(1))
     for name, array in kept.items():
         np.testing.assert_array_equal(state[name], array, err_msg=f"{name}, after use")
 
@@ -394,7 +397,7 @@ def test_a_state_does_not_change_under_later_updates():
 def test_an_update_leaves_the_batch_alone():
     batch = make_batch(1)
     kept = {field.name: getattr(batch, field.name).copy() for field in dataclasses.fields(batch)}
-    make_learner().update(batch, 0.5, np.random.default_rng(0))
+    make_learner().update(batch, 0.5, 0.0, np.random.default_rng(0))
     for name, array in kept.items():
         np.testing.assert_array_equal(getattr(batch, name), array, err_msg=name)
 

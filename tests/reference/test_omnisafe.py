@@ -4,36 +4,49 @@ import dataclasses
 
 import numpy as np
 import pytest
-from vectors import batch, load_parameters, reference_name, scalars, update
+from vectors import batch, load_parameters, reference_name, scalars, update, vector_names
 
 from vlmsafe.algorithms.acting import Normaliser
 from vlmsafe.algorithms.advantages import gae, standardise
-from vlmsafe.algorithms.multipliers import AdamMultiplier
-from vlmsafe.algorithms.networks import Shape
-from vlmsafe.algorithms.ppo import PPO
+from vlmsafe.algorithms.learners import LEARNERS
+from vlmsafe.algorithms.multipliers import make_multiplier
 from vlmsafe.config import MultiplierConfig
 from vlmsafe.methods import METHODS
 
+METHOD = {"PPOLag": "ppo-lag", "CPPOPID": "cppo-pid", "FOCOPS": "focops", "CUP": "cup", "P3O": "p3o", "CPO": "cpo"}
 
-def test_ppo_lagrangian_update_matches_the_reference_vector():
-    vector = update("PPOLag-d5")
-    multiplier = AdamMultiplier.from_config(METHODS["ppo-lag"].multiplier)
-    value = multiplier.update(float(vector["episode_cost"]), float(vector["cost_limit"]))
-    assert value == pytest.approx(float(vector["multiplier_after"]), abs=1e-6)
-    config = dataclasses.replace(METHODS["ppo-lag"].learner, batch_size=400, update_iters=5, kl_early_stop=False)
-    learner = PPO(Shape(observation=5, hidden=(64, 64), action=2, critics=2), config, np.random.default_rng(0))
+
+@pytest.mark.parametrize("name", vector_names())
+def test_update_matches_the_reference_vector(name):
+    """With the settings of the method, save for the one full batch, five passes and no early stop of the vectors."""
+    vector, method = update(name), METHODS[METHOD[name.split("-")[0]]]
+    config = dataclasses.replace(method.learner, batch_size=400, update_iters=5, kl_early_stop=False)
+    observation, action = vector["batch/obs"].shape[1], vector["batch/act"].shape[1]
+    learner = LEARNERS[config.algorithm](observation, action, config, np.random.default_rng(0))
     load_parameters(learner.networks, vector)
-    learner.update(batch(vector), value, np.random.default_rng(0))
-    for name, ours in learner.networks.named():
-        np.testing.assert_allclose(ours, vector[f"after/{reference_name(name)}"], rtol=0, atol=1e-5, err_msg=name)
+    # The vectors start from the engine's own lambda_0 and, where it has one, its multiplier.
+    multiplier = make_multiplier(dataclasses.replace(method.multiplier, initial=0.001))
+    episode_cost, budget = float(vector["episode_cost"]), float(vector["cost_limit"])
+    price = 0.0
+    if multiplier is not None:
+        price = multiplier.update(multiplier.bracket(episode_cost, budget), episode_cost)
+        assert price == pytest.approx(float(vector["multiplier_after"]), abs=1e-6)
+    learner.update(batch(vector), price, episode_cost - budget, np.random.default_rng(0))
+    for parameter, ours in learner.networks.named():
+        theirs = vector[f"after/{reference_name(parameter)}"]
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5, err_msg=parameter)
 
 
-def test_multiplier_follows_the_reference_trace():
+@pytest.mark.parametrize(
+    ("kind", "settings", "trace"), [("adam", "lagrange", "adam_lambda"), ("pid", "pid", "pid_lambda")]
+)
+def test_multiplier_follows_the_reference_trace(kind, settings, trace):
     data = scalars()
-    settings = data["config"]["lagrange"]
-    multiplier = AdamMultiplier.from_config(MultiplierConfig(settings["init"], settings["lr"]))
-    for step, (episode_cost, expected) in data["adam_lambda"].items():
-        assert multiplier.update(episode_cost, settings["cost_limit"]) == pytest.approx(expected, abs=1e-5), step
+    given = data["config"][settings]
+    multiplier = make_multiplier(MultiplierConfig(kind=kind, initial=given["init"]))
+    for step, (episode_cost, expected) in data[trace].items():
+        value = multiplier.update(multiplier.bracket(episode_cost, given["cost_limit"]), episode_cost)
+        assert value == pytest.approx(expected, abs=1e-5), step
 
 
 def test_gae_matches_the_reference_trace():

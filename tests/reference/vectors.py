@@ -23,6 +23,10 @@ def scalars() -> dict[str, Any]:
     return data
 
 
+def vector_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.npz"))
+
+
 def update(name: str) -> dict[str, Any]:
     with np.load(FOLDER / f"{name}.npz") as arrays:
         return {key: arrays[key] for key in arrays.files}

@@ -8,6 +8,7 @@ import pytest
 
 from vlmsafe import TrainConfig, resume, train
 from vlmsafe.errors import InputError, RunError
+from vlmsafe.methods import METHODS
 from vlmsafe.training.checkpoint import load_checkpoint, path_of
 from vlmsafe.training.run import Run
 
@@ -42,6 +43,34 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, settings):
     }
     for name in a.arrays:
         np.testing.assert_array_equal(a.arrays[name], b.arrays[name], err_msg=name)
+
+
+VLM_FREE = [name for name, method in METHODS.items() if method.signal.source == "none"]
+
+
+@pytest.mark.parametrize("method", VLM_FREE)
+def test_every_method_without_signals_trains_and_resumes_exactly(tmp_path, method):
+    settings = {**SMALL, "total_steps": 800, "method": method, "learner": {}}
+    whole, cut = (train(**settings, run_dir=str(tmp_path / name)) for name in ("whole", "cut"))
+    path_of(cut.checkpoints, 2).unlink()
+    resume(cut.path, quiet=True)
+    assert (whole.path / "epochs.jsonl").read_bytes() == (cut.path / "epochs.jsonl").read_bytes()
+    a, b = final(whole), final(cut)
+    assert a.values == {**b.values, "row_files": a.values["row_files"]}
+    for name in a.arrays:
+        np.testing.assert_array_equal(a.arrays[name], b.arrays[name], err_msg=name)
+    start = load_checkpoint(path_of(whole.checkpoints, 0)).arrays["networks"]
+    assert (a.arrays["networks"] != start).any(axis=1).all(), "every network has learnt"
+
+
+@pytest.mark.parametrize("method", ["cpo", "focops", "cppo-pid"])
+def test_three_other_learners_train_on_metadrive(tmp_path, method):
+    pytest.importorskip("metadrive")
+    settings = {"env": "metadrive-easy", "total_steps": 400, "steps_per_epoch": 200, "method": method, "quiet": True}
+    whole, cut = (train(**settings, run_dir=str(tmp_path / name)) for name in ("whole", "cut"))
+    path_of(cut.checkpoints, 2).unlink()
+    resume(cut.path, quiet=True)
+    np.testing.assert_array_equal(final(whole).arrays["networks"], final(cut).arrays["networks"])
 
 
 def test_multiplier_is_updated_before_the_policy_from_the_windowed_episode_cost(tmp_path):

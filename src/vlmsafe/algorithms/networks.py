@@ -13,12 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vlmsafe.algorithms.acting import Array, Policy
+from vlmsafe.algorithms.acting import Policy
 
 POLICY = 0
+
+Array = NDArray[Any]
+"""float32 for training; float64 where second-order steps need it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,14 @@ class Stack:
             inputs = outputs
         return activations
 
-    def backward(self, observations: Array, activations: Sequence[Array], d_output: Array, gradient: Stack) -> None:
+    def backward(
+        self,
+        observations: Array,
+        activations: Sequence[Array],
+        d_output: Array,
+        gradient: Stack,
+        rows: slice = slice(None),
+    ) -> None:
         """Write the gradient of every weight and bias into `gradient`, given that of the output [K, N, actions].
 
         Overwrites the hidden activations, which nobody needs afterwards.
@@ -112,10 +124,10 @@ class Stack:
         delta = d_output
         for depth in reversed(range(len(self.weights))):
             inputs = activations[depth - 1] if depth else observations
-            np.matmul(delta.transpose(0, 2, 1), inputs, out=gradient.weights[depth])
-            delta.sum(axis=1, keepdims=True, out=gradient.biases[depth])
+            np.matmul(delta.transpose(0, 2, 1), inputs, out=gradient.weights[depth][rows])
+            delta.sum(axis=1, keepdims=True, out=gradient.biases[depth][rows])
             if depth:
-                delta = np.matmul(delta, self.weights[depth])
+                delta = np.matmul(delta, self.weights[depth][rows])
                 np.multiply(inputs, inputs, out=inputs)
                 np.subtract(1.0, inputs, out=inputs)  # tanh' = 1 - tanh^2
                 delta *= inputs

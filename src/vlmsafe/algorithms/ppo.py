@@ -1,4 +1,4 @@
-"""PPO and PPO-Lagrangian."""
+"""PPO and PPO-Lagrangian, whatever rule moves the multiplier."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from vlmsafe.algorithms.acting import Array
 from vlmsafe.algorithms.advantages import Batch
-from vlmsafe.algorithms.first_order import FirstOrderLearner, Index, Losses
+from vlmsafe.algorithms.first_order import Learner, Losses, Samples, Slope
 
 
 def clipped_surrogate(ratios: Array, advantages: Array, clip: float) -> tuple[float, Array]:
@@ -29,14 +29,19 @@ def lagrangian_advantages(reward: Array, cost: Array, multiplier: float) -> Arra
     return combined.astype(np.float32, copy=False)
 
 
-class PPO(FirstOrderLearner):
-    """Proximal policy optimisation; the multiplier prices cost into the advantage and is zero for plain PPO."""
+class PPOLagrangian(Learner):
+    """Proximal policy optimisation on an advantage into which the multiplier prices cost."""
 
-    def update(self, batch: Batch, multiplier: float, rng: np.random.Generator) -> Losses:
-        """Improve the policy on one epoch's samples, and fit the critics to them."""
+    def _update(self, batch: Batch, multiplier: float, cost_gap: float, rng: np.random.Generator) -> Losses:
         advantages = lagrangian_advantages(batch.reward_advantages, batch.cost_advantages, multiplier)
 
-        def loss(log_probs: Array, ratios: Array, rows: Index) -> tuple[float, Array]:
-            return clipped_surrogate(ratios, advantages[rows], self.config.clip_ratio)
+        def loss(samples: Samples) -> Slope:
+            return Slope(*clipped_surrogate(samples.ratios, advantages[samples.rows], self.config.clip_ratio))
 
         return self.minimise(batch, loss, rng)
+
+
+class PPO(PPOLagrangian):
+    """Without a constraint: no cost critic, and a multiplier that is always zero."""
+
+    critics = 1

@@ -9,20 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from vlmsafe.algorithms.acting import Array, Normaliser
 from vlmsafe.algorithms.advantages import Batch, rollout_gae, standardise
 from vlmsafe.algorithms.first_order import Losses
-from vlmsafe.algorithms.multipliers import AdamMultiplier
-from vlmsafe.algorithms.networks import Shape
-from vlmsafe.algorithms.ppo import PPO
+from vlmsafe.algorithms.learners import LEARNERS
+from vlmsafe.algorithms.multipliers import Bracket, make_multiplier
 from vlmsafe.algorithms.rollout import Rollout
 from vlmsafe.config import TrainConfig
 from vlmsafe.envs import env_spec
 from vlmsafe.envs.workers import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
 from vlmsafe.errors import Interrupted, RunError, VlmsafeError
-from vlmsafe.methods import check_method, config_from
+from vlmsafe.methods import check_method, check_trainable, config_from
 from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.training.collection import CollectTask, DescribeTask, Dimensions, Share
 from vlmsafe.training.display import Display, check_display, make_display
@@ -44,6 +42,7 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
         raise TypeError("give either a TrainConfig or single settings, not both")
     chosen = (config or config_from(settings)).resolved()
     check_method(chosen)
+    check_trainable(chosen)
     check_display(chosen)
     assert chosen.run_dir is not None
     with stop_on_signals() as stop:
@@ -124,13 +123,13 @@ class Trainer:
                 clock.lap("collect")
                 rollout = Rollout.join([share.rollout for share in shares])
                 episodes = self.take_in(shares)
-                gap = self.price_cost(episodes)
+                bracket = self.price_cost(episodes)
                 batch = self.estimate_advantages(rollout)
                 clock.lap("advantages")
-                losses = self.improve_policy(batch)
+                losses = self.improve_policy(batch, bracket)
                 clock.lap("update")
                 self.epoch += 1
-                self.record(episodes, losses, gap)
+                self.record(episodes, losses, bracket)
                 clock.lap("record")
                 self.run.append("timing", [{"epoch": self.epoch, **clock.seconds}])
                 self.save_if_due()  # last, because a checkpoint remembers how far the row files have grown
@@ -173,20 +172,21 @@ class Trainer:
         self.window.extend((row["return"], row["cost"], row["length"]) for row in episodes if row["finished"])
         return episodes
 
-    def price_cost(self, episodes: list[dict[str, Any]]) -> float | None:
-        """Update the multiplier from J_C (Eq. 7); the gap J_C - d, or None where no episode finished."""
-        if self.multiplier is None or not any(row["finished"] for row in episodes):
-            return None
+    def price_cost(self, episodes: list[dict[str, Any]]) -> Bracket | None:
+        """Update the multiplier from J_C (Eq. 7); the terms that moved it, or None where no episode finished."""
         episode_cost = self._window_mean(1)
-        assert episode_cost is not None
-        self.multiplier.update(episode_cost, self.budget)
-        return episode_cost - self.budget
+        if episode_cost is None or not any(row["finished"] for row in episodes):
+            return None
+        if self.multiplier is None:
+            return Bracket(episode_cost - self.budget)
+        bracket = self.multiplier.bracket(episode_cost, self.budget)
+        self.multiplier.update(bracket, episode_cost)
+        return bracket
 
     def estimate_advantages(self, rollout: Rollout) -> Batch:
         """Advantages and value targets for rewards and, for a learner that uses them, costs."""
         learner = self.config.learner
-        with threadpool_limits(1):
-            values, last_values = self.learner.values(rollout.observations), self.learner.values(rollout.last)
+        values, last_values = self.learner.values(rollout.observations), self.learner.values(rollout.last)
         advantages, targets = rollout_gae(
             rollout, rollout.rewards, values[0], last_values[0], learner.gamma, learner.gae_lambda
         )
@@ -204,11 +204,15 @@ class Trainer:
             reward_advantages, cost_advantages, np.stack(all_targets),
         )  # fmt: skip
 
-    def improve_policy(self, batch: Batch) -> Losses:
-        """The learner's own update, with the multiplier as it stands after this epoch's costs."""
+    def improve_policy(self, batch: Batch, bracket: Bracket | None) -> Losses:
+        """The learner's own update, with the multiplier as it stands after this epoch's costs.
+
+        Without a finished episode nothing is known of the gap; learners that read it then take the budget as just met.
+        """
         self.learner.set_actor_lr(self.epoch, self.config.epochs)
         rng = np.random.default_rng((self.config.seed, _SHUFFLE, self.epoch))
-        losses = self.learner.update(batch, self.multiplier.value if self.multiplier else 0.0, rng)
+        price = self.multiplier.value if self.multiplier else 0.0
+        losses = self.learner.update(batch, price, bracket.cost_gap if bracket else 0.0, rng)
         figures = [losses.policy_loss, *losses.critic_losses, losses.kl]
         if not (np.isfinite(figures).all() and np.isfinite(self.learner.networks.block).all()):
             raise RunError(
@@ -217,7 +221,7 @@ class Trainer:
             )
         return losses
 
-    def record(self, episodes: list[dict[str, Any]], losses: Losses, gap: float | None) -> None:
+    def record(self, episodes: list[dict[str, Any]], losses: Losses, bracket: Bracket | None) -> None:
         """One row for the epoch, one per episode."""
         finished = [row for row in episodes if row["finished"]]
         row = {
@@ -229,7 +233,9 @@ class Trainer:
             "episode_length": self._window_mean(2),
             "epoch_cost": float(np.mean([row["cost"] for row in finished])) if finished else None,
             "budget": self.budget,
-            "cost_gap": gap,
+            "cost_gap": bracket.cost_gap if bracket else None,
+            "signal_term": bracket.signal_term if bracket else None,
+            "bracket": bracket.value if bracket else None,
             "multiplier": self.multiplier.value if self.multiplier else None,
             "policy_loss": losses.policy_loss,
             "reward_critic_loss": losses.critic_losses[0],
@@ -264,7 +270,7 @@ class Trainer:
                 },
                 values={
                     "trained": self.epoch > 0,
-                    "shape": dataclasses.asdict(self.shape),
+                    "shape": dataclasses.asdict(self.learner.shape),
                     "multiplier": self.multiplier.state() if self.multiplier else None,
                 },
             )
@@ -284,12 +290,11 @@ class Trainer:
 
     def _start_or_continue(self) -> None:
         """Build everything at its initial value, then put the newest checkpoint's state in place."""
-        constrained = self.config.learner.algorithm != "ppo"
         sizes, learner = self.dimensions, self.config.learner
-        self.shape = Shape(sizes.observation, learner.hidden, sizes.action, critics=2 if constrained else 1)
-        self.learner = PPO(self.shape, learner, np.random.default_rng((self.config.seed, _INITIAL)))
+        rng = np.random.default_rng((self.config.seed, _INITIAL))
+        self.learner = LEARNERS[learner.algorithm](sizes.observation, sizes.action, learner, rng)
         self.normaliser = Normaliser.empty(sizes.observation)
-        self.multiplier = AdamMultiplier.from_config(self.config.multiplier) if constrained else None
+        self.multiplier = make_multiplier(self.config.multiplier)
         size = None if self.config.cost_window == "epoch" else self.config.cost_window
         self.window: deque[tuple[float, float, float]] = deque(maxlen=size)
         self.epoch, self._saved_epoch = 0, -1

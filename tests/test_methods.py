@@ -1,0 +1,82 @@
+"""The table of methods says what the paper's arms are."""
+
+import pytest
+
+from vlmsafe.config import TrainConfig
+from vlmsafe.errors import InputError
+from vlmsafe.methods import METHODS, check_method, check_trainable, config_from, differences, method_defaults
+
+ARMS = {
+    "PPO", "CPO", "CPO (two-seed control)", "PPOLag (matched)", "PPOLag (unmatched)", "CPPOPID", "FOCOPS", "CUP", "P3O",
+    "PPO-CLG", "CPO-CLG", "PPOLag-RND", "CPO-Coupled", "CPO-Decoupled", "CPO-Decoupled+Conf", "PPOLag-Decoupled",
+    "VLMPPOLag", "VLMPPOLag (eta_2 = 0)", "VLMPPOLag+Conf (prior-symmetric)", "VLMPPOLag+Conf (calibrated)",
+    "Qwen2-VL+Conf",
+}  # fmt: skip
+
+
+def test_every_arm_of_the_paper_is_there_under_its_name():
+    assert {method.paper for method in METHODS.values()} == ARMS
+    assert all(name == method.name for name, method in METHODS.items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_a_valid_configuration(name):
+    config = TrainConfig(**{**vars(method_defaults(name)), "env": "speeding"}).resolved()
+    check_method(config)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "settings"),
+    [
+        ("vlm-ppo-lag", "ppo-lag-decoupled", {"multiplier.signal_weight"}),
+        ("vlm-ppo-lag", "vlm-ppo-lag-conf", {"signal.gate"}),
+        ("cpo-coupled", "cpo-decoupled", {"signal.rule"}),
+        ("cpo-decoupled", "cpo-decoupled-conf", {"signal.gate"}),
+        ("ppo-lag-decoupled", "vlm-ppo-lag-eta0", {"signal.every"}),
+        ("vlm-ppo-lag-conf", "vlm-ppo-lag-conf-calibrated", {"signal.gate", "signal.every"}),
+        ("ppo-lag", "ppo-lag-unmatched", {"learner.update_iters", "multiplier.initial"}),
+        ("cpo", "cpo-control", set()),
+        ("ppo-lag", "ppo-lag-decoupled", {"signal.source", "signal.rule", "signal.reward_weight"}),
+    ],
+)
+def test_compared_methods_differ_in_exactly_what_the_paper_names(one, other, settings):
+    changed = differences(one, other)
+    assert set(changed) == settings
+    assert differences(other, one) == {key: (b, a) for key, (a, b) in changed.items()}
+
+
+def test_hyper_parameters_are_those_of_the_papers_table():
+    passes = {name: method.learner.update_iters for name, method in METHODS.items()}
+    forty = {name for name, count in passes.items() if count == 40}
+    assert set(passes.values()) == {10, 40}
+    assert {"ppo-lag", "cppo-pid", "ppo-clg", "vlm-ppo-lag", "ppo-lag-rnd"} <= forty
+    assert not {"ppo", "ppo-lag-unmatched", "focops", "cup", "p3o", "cpo", "cpo-clg"} & forty
+    for name, method in METHODS.items():
+        cpo = method.learner.algorithm == "cpo"
+        assert method.learner.batch_size == (128 if cpo else 64), name
+        assert method.learner.target_kl == (0.01 if cpo or name == "cup" else 0.02), name
+        assert method.learner.kl_early_stop is not cpo, name
+        assert method.learner.critic_lr == (1e-3 if cpo else 3e-4), name
+    assert METHODS["focops"].multiplier.upper_bound == METHODS["cup"].multiplier.upper_bound == 2.0
+    assert METHODS["ppo-lag-rnd"].signal.reward_weight == 0.0
+
+
+def test_a_part_of_another_method_is_refused():
+    with pytest.raises(InputError, match=r"multiplier.kind is 'pid', but the method 'ppo-lag' has 'adam'"):
+        check_method(config_from({"method": "ppo-lag", "multiplier": {"kind": "pid"}}))
+    with pytest.raises(InputError, match=r"signal.source is 'clip'"):
+        check_method(config_from({"method": "ppo-lag", "signal": {"source": "clip"}}))
+    check_method(
+        config_from({"method": "cup", "learner": {"variant": "published"}, "multiplier": {"kind": "gradient"}})
+    )
+
+
+def test_a_method_whose_signal_cannot_be_scored_yet_says_so():
+    with pytest.raises(InputError, match=r"scores with 'clip', and this version cannot do that yet"):
+        check_trainable(method_defaults("vlm-ppo-lag"))
+    check_trainable(method_defaults("focops"))
+
+
+def test_unknown_methods_name_the_nearest():
+    with pytest.raises(InputError, match=r"did you mean 'vlm-ppo-lag'"):
+        differences("ppo", "vlm-ppolag")
