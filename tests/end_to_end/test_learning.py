@@ -28,6 +28,28 @@ def test_ppo_lagrangian_ends_within_budget_near_the_constrained_optimum(tmp_path
     assert last_ten(run, "env_return") == pytest.approx(best, rel=0.03)
 
 
+# method -> steps, learner, multiplier. PID's gains are scaled to the size of this problem's costs.
+OTHERS = {
+    "cppo-pid": (120_000, LEARNER, {"pid_kp": 0.01, "pid_ki": 0.004, "pid_kd": 0.01}),
+    "focops": (120_000, LEARNER, {}),
+    "cup": (120_000, LEARNER, {}),
+    "p3o": (60_000, LEARNER, {}),
+    "cpo": (60_000, {"update_iters": 10, "critic_lr": 3e-3, "gamma": 0.5}, {}),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("method", OTHERS)
+def test_every_constrained_learner_ends_within_ten_percent_of_its_budget_or_below(tmp_path, method, seed):
+    steps, learner, multiplier = OTHERS[method]
+    run = train(
+        env="speeding", method=method, seed=seed, total_steps=steps, steps_per_epoch=2_000,
+        run_dir=str(tmp_path / "run"), learner=learner, multiplier=multiplier, quiet=True,
+    )  # fmt: skip
+    assert last_ten(run, "episode_cost") <= 1.10 * SPEC.budget
+    assert last_ten(run, "env_return") > 0.4 * optimum(SPEC.horizon, SPEC.budget)[0], "and not by standing still"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_ppo_without_a_constraint_exceeds_the_budget(tmp_path, seed):
     run = train(
