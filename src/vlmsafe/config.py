@@ -257,6 +257,8 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     for name, share in shares.items():
         if not 0.0 <= share <= 1.0:
             yield f"{name} is {share}; it must lie between 0 and 1"
+    if learner.algorithm == "cup" and learner.gamma == 1.0:
+        yield "gamma is 1; CUP divides by 1 - gamma, so it must be less"
     if not learner.hidden or min(learner.hidden) < 1:
         yield f"hidden is {learner.hidden}; it must name at least one layer of at least one unit"
     upper = multiplier.upper_bound

@@ -27,7 +27,7 @@ class Problem:
     q: float
     """g' H^-1 g."""
     r: float
-    """g' H^-1 b."""
+    """-g' H^-1 b: the dual is that of minimising -g.x. The engine takes g' H^-1 b, see `step_weights`."""
     s: float
     """b' H^-1 b."""
     c: float
@@ -36,6 +36,8 @@ class Problem:
     """Radius of the trust region."""
     cost_gradient_size: float
     """b'b."""
+    engine: bool = False
+    """Whether an empty side of the dual is entered all the same, as the engine does."""
 
     @property
     def A(self) -> float:  # noqa: N802 - as in the paper
@@ -55,7 +57,12 @@ class Problem:
 
 
 def step_weights(problem: Problem) -> tuple[float, float]:
-    """(a, b) such that the step is a H^-1 g - b H^-1 b: the reward's direction and the cost's."""
+    """(a, b) such that the step is a H^-1 g - b H^-1 b: the reward's direction and the cost's.
+
+    The engine's r has the other sign, and where a side of the dual is empty it takes the side's far end, a negative
+    lambda. From a feasible start with reward and cost gradients that agree, and from most infeasible starts within
+    reach of the budget, its step then fails the line search and the policy stays as it is. The study's runs did that.
+    """
     p, case = problem, problem.case()
     if case in (CONSTRAINT_SLACK, NO_COST_GRADIENT):
         return math.sqrt(2.0 * p.delta / (p.q + _TINY)), 0.0
@@ -65,16 +72,23 @@ def step_weights(problem: Problem) -> tuple[float, float]:
     boundary = p.r / (p.c + _TINY)
     low, high = (0.0, boundary), (boundary, math.inf)
     side_a, side_b = (low, high) if p.c < 0 else (high, low)
-    lambda_a = _clamp(math.sqrt(max(p.A / p.B, 0.0)) if p.B > 0 else math.inf, *side_a)
-    lambda_b = _clamp(math.sqrt(p.q / (2.0 * p.delta)), *side_b)
+    clamp = _clamp_into_empty if p.engine else _clamp
+    # A = q - r^2/s is negative only by rounding, when the gradients are parallel; then only the other side is left.
+    lambda_a = clamp(math.sqrt(max(p.A, 0.0) / p.B) if p.B > 0 else math.inf, *side_a)
+    lambda_b = clamp(math.sqrt(p.q / (2.0 * p.delta)), *side_b)
     dual_a = -0.5 * (p.A / (lambda_a + _TINY) + p.B * lambda_a) - p.r * p.c / (p.s + _TINY)
     dual_b = -0.5 * (p.q / (lambda_b + _TINY) + 2.0 * p.delta * lambda_b)
-    lam = lambda_a if dual_a >= dual_b else lambda_b
+    lam = lambda_a if p.A >= 0.0 and dual_a >= dual_b else lambda_b
     nu = max(0.0, lam * p.c - p.r) / (p.s + _TINY)
     return 1.0 / (lam + _TINY), nu / (lam + _TINY)
 
 
 def _clamp(value: float, low: float, high: float) -> float:
+    """Into [low, high]; to low where that is empty, which makes the side's dual value worthless, as it should be."""
+    return max(min(value, high), low)
+
+
+def _clamp_into_empty(value: float, low: float, high: float) -> float:
     return min(max(value, low), high)
 
 
@@ -83,7 +97,7 @@ def accepts(case: int, before: Point, after: Point, c: float, delta: float) -> b
 
     From an infeasible start the reward may fall.
     """
-    if not all(math.isfinite(figure) for figure in (after.reward, after.cost, after.kl)):
+    if not all(math.isfinite(figure) for figure in (before.reward, after.reward, after.cost, after.kl)):
         return False
     if case > INFEASIBLE_START and after.reward < before.reward:
         return False
@@ -115,7 +129,10 @@ class CPO(Learner):
         g, b = surface.gradient(batch.reward_advantages), surface.gradient(batch.cost_advantages)
         x = conjugate_gradients(product, g, config.cg_iters)
         p = conjugate_gradients(product, b, config.cg_iters)
-        problem = Problem(float(x @ product(x)), float(g @ p), float(b @ p), cost_gap, config.target_kl, float(b @ b))
+        engine = config.variant == "engine"
+        r = float(g @ p) if engine else -float(g @ p)
+        q, s, size = float(x @ product(x)), float(b @ p), float(b @ b)
+        problem = Problem(q, r, s, cost_gap, config.target_kl, size, engine)
         along_x, along_p = step_weights(problem)
         direction = along_x * x - along_p * p
         return self._line_search(surface, direction, problem, batch.reward_advantages, batch.cost_advantages)
