@@ -43,7 +43,7 @@ def _part(kind: type, **special: Any) -> Any:
         return {bool: st.booleans(), int: _count, float: _number}[hint]
 
     hints = get_type_hints(kind)
-    return st.builds(kind, **{name: special.get(name) or field_strategy(hint) for name, hint in hints.items()})
+    return st.builds(kind, **{n: special[n] if n in special else field_strategy(hint) for n, hint in hints.items()})
 
 
 _learners = _part(LearnerConfig, hidden=st.lists(_count, max_size=4).map(tuple))

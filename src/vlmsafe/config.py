@@ -51,7 +51,7 @@ class LearnerConfig:
     clip_ratio: float = 0.2
     """PPO's clip range for the probability ratio."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus in the policy loss."""
+    """Weight of the entropy bonus, the mean over actions, in the policy loss."""
     max_grad_norm: float = 40.0
     """Gradient norm to which each network's gradient is clipped."""
     critic_penalty: float = 0.001

@@ -114,7 +114,7 @@ class Eager:
                 ratios = torch.exp(log_probs - torch.tensor(batch.log_probs)[rows])
                 clipped = torch.clamp(ratios, 1 - config.clip_ratio, 1 + config.clip_ratio)
                 loss = -torch.min(ratios * advantages[rows], clipped * advantages[rows]).mean()
-                entropy = distribution.entropy().sum(dim=-1).mean()
+                entropy = distribution.entropy().mean()
                 losses["policy"].append(loss.item())
                 self._step("policy", self.actor_parameters, loss - config.entropy_coef * entropy)
             with torch.no_grad():

@@ -192,7 +192,8 @@ class Learner(abc.ABC):
         slope = loss(Samples(rows, np.exp(log_probs - batch.log_probs[rows]), mean, log_std))
         column = slope.log_probs[:, None]
         np.multiply(noise * inverse_std, column, out=d_mean)
-        d_log_std = ((squared - np.float32(1.0)) * column).sum(axis=0) - np.float32(self.config.entropy_coef)
+        bonus = np.float32(self.config.entropy_coef / len(log_std))  # on the entropy's mean over actions
+        d_log_std = ((squared - np.float32(1.0)) * column).sum(axis=0) - bonus
         if slope.mean is not None:
             d_mean += slope.mean
         if slope.log_std is not None:
