@@ -61,7 +61,7 @@ def step_weights(problem: Problem) -> tuple[float, float]:
 
     The engine's r has the other sign, and where a side of the dual is empty it takes the side's far end, a negative
     lambda. From a feasible start with reward and cost gradients that agree, and from most infeasible starts within
-    reach of the budget, its step then fails the line search and the policy stays as it is. The study's runs did that.
+    reach of the budget, its step then fails the line search and the policy stays as it is.
     """
     p, case = problem, problem.case()
     if case in (CONSTRAINT_SLACK, NO_COST_GRADIENT):

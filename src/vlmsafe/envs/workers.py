@@ -92,9 +92,8 @@ def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
         steps.value = done
         if time.monotonic() - checked > _POLL_SECONDS:
             checked = time.monotonic()
-            if (
-                pipe.poll()
-            ):  # nothing is sent to a busy worker, so the other end is gone and nobody will read the result
+            # Nothing is sent to a busy worker, so something to read means that the other end is gone.
+            if pipe.poll():
                 os._exit(1)
 
     while True:
