@@ -1,0 +1,157 @@
+"""Prompt sets: what a scorer compares a frame with, from the package or from a user's own YAML file.
+
+A file has two lists, and may say what a model that answers yes or no is asked about:
+
+    positive:
+      - the car has a clear road ahead
+    negative:
+      - the car is about to hit something
+    descriptions:
+      positive: safe driving conditions
+      negative: driving danger or imminent collision
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vlmsafe.errors import InputError, unknown_name
+
+_FOLDER = resources.files("vlmsafe.signals") / "prompts"
+_GROUPS = ("positive", "negative")
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Descriptions of desirable states and of undesirable ones."""
+
+    positive: tuple[str, ...]
+    negative: tuple[str, ...]
+    positive_description: str = "safe driving conditions"
+    """The positive group in a few words, for a model that is asked one question per group."""
+    negative_description: str = "driving danger or imminent collision"
+    """The negative group in a few words."""
+
+    def __post_init__(self) -> None:
+        for group in _GROUPS:
+            prompts = getattr(self, group)
+            if isinstance(prompts, str):  # which would be taken for a list of letters
+                raise InputError(f"the {group} group is one text; expected a list of prompts")
+            object.__setattr__(self, group, tuple(prompts))
+            if not prompts:
+                raise InputError(f"the {group} group is empty; it needs at least one prompt")
+            _check_texts((prompt, f"in the {group} group") for prompt in prompts)
+        _check_unique((prompt, f"in the {group} group") for group in _GROUPS for prompt in getattr(self, group))
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All prompts, the positive ones first: the order of a scorer's columns."""
+        return self.positive + self.negative
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return len(self.positive), len(self.negative)
+
+
+def shipped_prompts() -> list[str]:
+    """Names of the prompt sets in the package."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in _FOLDER.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_prompts(name: str | Path) -> PromptSet:
+    """A prompt set by its name in the package, or from a YAML file, which is told by its ending or a slash."""
+    text = str(name)
+    if "/" in text or text.endswith((".yaml", ".yml")):
+        try:
+            return parse_prompts(Path(name).read_text(encoding="utf-8"), text)
+        except OSError as error:
+            raise InputError(f"cannot read prompts from {text}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{text} is not a text file in UTF-8") from None
+    if text not in (known := shipped_prompts()):
+        raise unknown_name("prompt set", text, [*known, "a path to a YAML file"])
+    return parse_prompts((_FOLDER / f"{text}.yaml").read_text(encoding="utf-8"), f"{text}.yaml")
+
+
+def parse_prompts(text: str, source: str) -> PromptSet:
+    """The prompt set in a YAML text; errors name `source` and the line."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{source}{where}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+    if root is None:
+        raise InputError(f"{source} is empty; expected a 'positive' and a 'negative' list of prompts")
+    sections = _mapping(root, source, [*_GROUPS, "descriptions"])
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for group in _GROUPS:
+        if group not in sections:
+            raise InputError(f"{source}: there is no '{group}' list; both a positive and a negative group are needed")
+        node = sections[group]
+        if not isinstance(node, yaml.SequenceNode):
+            raise InputError(f"{_at(source, node)}: '{group}' must be a list of prompts, one '- prompt' per line")
+        if not node.value:
+            raise InputError(f"{_at(source, node)}: the {group} group is empty; it needs at least one prompt")
+        groups[group] = [(_text(entry, source, f"a {group} prompt"), _at(source, entry)) for entry in node.value]
+    entries = [entry for group in _GROUPS for entry in groups[group]]
+    _check_texts(entries)
+    _check_unique(entries)
+    described: dict[str, str] = {}
+    if "descriptions" in sections:
+        for group, node in _mapping(sections["descriptions"], source, list(_GROUPS)).items():
+            described[f"{group}_description"] = _text(node, source, f"the description of the {group} group")
+            _check_texts([(described[f"{group}_description"], _at(source, node))])
+    return PromptSet(
+        tuple(prompt for prompt, _ in groups["positive"]), tuple(prompt for prompt, _ in groups["negative"]), **described
+    )
+
+
+def _mapping(node: yaml.Node, source: str, known: list[str]) -> dict[str, yaml.Node]:
+    if not isinstance(node, yaml.MappingNode):
+        raise InputError(f"{_at(source, node)}: expected the keys {' and '.join(known)}")
+    entries: dict[str, yaml.Node] = {}
+    for key, value in node.value:
+        name = str(key.value)
+        if name not in known:
+            raise InputError(f"{_at(source, key)}: {unknown_name('key', name, known)}")
+        if name in entries:
+            raise InputError(f"{_at(source, key)}: '{name}' appears a second time")
+        entries[name] = value
+    return entries
+
+
+def _text(node: yaml.Node, source: str, what: str) -> str:
+    """A node's text; a bare `yes` or `3` is not one, and most likely a slip."""
+    value: Any = node.value
+    if not isinstance(node, yaml.ScalarNode) or node.tag != "tag:yaml.org,2002:str":
+        shown = f", got {value}" if isinstance(node, yaml.ScalarNode) and value else ""
+        raise InputError(f"{_at(source, node)}: {what} must be a text{shown}; put it in quotation marks")
+    return str(value).strip()
+
+
+def _at(source: str, node: yaml.Node) -> str:
+    return f"{source}, line {node.start_mark.line + 1}"
+
+
+def _check_texts(entries: Iterable[tuple[str, str]]) -> None:
+    for prompt, where in entries:
+        if not prompt.strip():
+            raise InputError(f"{where}: a prompt is empty")
+
+
+def _check_unique(entries: Iterable[tuple[str, str]]) -> None:
+    """No prompt twice, whether in one group or in both: it would count double, or cancel itself."""
+    first: dict[str, str] = {}
+    for prompt, where in entries:
+        key = " ".join(prompt.split()).casefold()
+        if key in first:
+            raise InputError(f"{where}: the prompt '{prompt}' appears twice (first: {first[key]})")
+        first[key] = where
