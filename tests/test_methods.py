@@ -4,7 +4,7 @@ import pytest
 
 from vlmsafe.config import TrainConfig
 from vlmsafe.errors import InputError
-from vlmsafe.methods import METHODS, check_method, check_trainable, config_from, differences, method_defaults
+from vlmsafe.methods import METHODS, check_method, config_from, differences, method_defaults
 
 ARMS = {
     "PPO", "CPO", "CPO (two-seed control)", "PPOLag (matched)", "PPOLag (unmatched)", "CPPOPID", "FOCOPS", "CUP", "P3O",
@@ -36,7 +36,7 @@ def test_every_method_is_a_valid_configuration(name):
         ("vlm-ppo-lag-conf", "vlm-ppo-lag-conf-calibrated", {"signal.gate", "signal.every"}),
         ("ppo-lag", "ppo-lag-unmatched", {"learner.update_iters", "multiplier.initial"}),
         ("cpo", "cpo-control", set()),
-        ("ppo-lag", "ppo-lag-decoupled", {"signal.source", "signal.rule", "signal.reward_weight"}),
+        ("ppo-lag", "ppo-lag-decoupled", {"signal.scorer", "signal.rule", "signal.reward_weight"}),
     ],
 )
 def test_compared_methods_differ_in_exactly_what_the_paper_names(one, other, settings):
@@ -64,17 +64,34 @@ def test_hyper_parameters_are_those_of_the_papers_table():
 def test_a_part_of_another_method_is_refused():
     with pytest.raises(InputError, match=r"multiplier.kind is 'pid', but the method 'ppo-lag' has 'adam'"):
         check_method(config_from({"method": "ppo-lag", "multiplier": {"kind": "pid"}}))
-    with pytest.raises(InputError, match=r"signal.source is 'clip'"):
-        check_method(config_from({"method": "ppo-lag", "signal": {"source": "clip"}}))
+    with pytest.raises(InputError, match=r"signal.scorer is set, but the method 'ppo-lag' has no signal"):
+        check_method(config_from({"method": "ppo-lag", "signal": {"scorer": "clip"}}))
     check_method(
         config_from({"method": "cup", "learner": {"variant": "published"}, "multiplier": {"kind": "gradient"}})
     )
 
 
-def test_a_method_whose_signal_cannot_be_scored_yet_says_so():
-    with pytest.raises(InputError, match=r"scores with 'clip', and this version cannot do that yet"):
-        check_trainable(method_defaults("vlm-ppo-lag"))
-    check_trainable(method_defaults("focops"))
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("ppo", {"multiplier": {"signal_weight": 0.1}}, "multiplier.signal_weight is set, but the method 'ppo' has no"),
+        ("cpo", {"signal": {"reward_weight": 0.1}}, "signal.reward_weight is set, but the method 'cpo' has no signal"),
+        ("vlm-ppo-lag", {"signal": {"scorer": "none"}}, "signal.scorer is 'none', but the method 'vlm-ppo-lag' has a"),
+        ("vlm-ppo-lag", {"signal": {"rule": "coupled"}}, "signal.rule is 'coupled', but"),
+        ("ppo-clg", {"signal": {"cost_weight": 0.5, "prompts": "metadrive"}}, "PPO has none"),
+        ("cpo-clg", {"signal": {"multiplier": {"kind": "adam"}, "prompts": "metadrive"}}, "has no multiplier beside"),
+        ("vlm-ppo-lag", {"env": "gym:Pendulum-v1"}, "has no prompts of its own; pass --prompts"),
+    ],
+)
+def test_a_signal_that_does_not_fit_its_method_is_refused(method, settings, message):
+    with pytest.raises(InputError, match=message):
+        check_method(config_from({"method": method, **settings}).resolved())
+
+
+@pytest.mark.parametrize("scorer", ["oracle", "noise", "constant:0.6", "clip:some/model", "python:module:name"])
+def test_a_method_with_a_signal_takes_any_scorer(scorer):
+    settings = {"method": "vlm-ppo-lag", "env": "metadrive-easy", "signal": {"scorer": scorer}}
+    check_method(config_from(settings).resolved())
 
 
 def test_unknown_methods_name_the_nearest():

@@ -11,13 +11,15 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
+import tyro
 import yaml
 
-from vlmsafe.envs import env_spec
+from vlmsafe.envs import EnvSpec, env_spec
 from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.signals.scorers import parse_scorer
 
 T = TypeVar("T")
 
@@ -109,11 +111,41 @@ class MultiplierConfig:
 
 
 @dataclass(frozen=True)
+class CalibrationConfig:
+    """The buffer of a random policy's frames from which a gate and a reference level are read, before training."""
+
+    frames: int | None = None
+    """Scored frames in the buffer; by default 500, and 5,000 for a large CLIP."""
+    episodes: int = 5
+    """Episodes over which they are spread, at least; 1 is one stream, cut only where an episode ends."""
+    target: float = 0.5
+    """Gate value one interquartile range from the median margin, kappa*."""
+
+
+@dataclass(frozen=True)
+class SignalMultiplierConfig:
+    """A multiplier for the signal alone: the mean excess of the negative score as a constraint with its own critic."""
+
+    kind: Literal["none", "adam", "gradient"] = "none"
+    """Rule that moves it; 'none' leaves the signal to the other routes."""
+    budget: float | None = None
+    """Mean excess per step that is allowed; by default that of the calibration buffer."""
+    initial: float = 0.0
+    """Its value before the first epoch."""
+    learning_rate: float = 0.035
+    """Its learning rate."""
+    upper_bound: float = 2.0
+    """Its largest value: a score that cannot fall below its reference would raise it without end."""
+
+
+@dataclass(frozen=True)
 class SignalConfig:
     """The vision-language signal of a method: what scores frames and how the scores are used."""
 
-    source: Literal["none", "clip", "qwen2-vl", "rnd"] = "none"
-    """What scores a step: a CLIP model, Qwen2-VL, or novelty by random network distillation."""
+    scorer: Annotated[str, tyro.conf.arg(aliases=("--scorer",))] = "none"
+    """What scores a step: clip[:<model>], qwen2-vl[:<model>], rnd, constant:<value>, noise, oracle, python:..."""
+    prompts: Annotated[str | None, tyro.conf.arg(aliases=("--prompts",))] = None
+    """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
     """How similarities become a positive and a negative score."""
     gate: Literal["off", "prior-symmetric", "calibrated", "probability"] = "off"
@@ -122,8 +154,34 @@ class SignalConfig:
     """Steps between two scored frames, k_clip."""
     reward_weight: float = 0.0
     """Weight of the gated positive score in the reward, lambda_r."""
-    cost_weight: float = 0.0
-    """Weight of the gated negative score in the cost that the critic sees, lambda_c."""
+    cost_weight: Annotated[float, tyro.conf.arg(aliases=("--vlm-cost-weight",))] = 0.0
+    """Weight of the gated negative score's excess in the cost that the critic sees, lambda_c."""
+    reference: float | None = None
+    """Level above which the negative score counts as excess; by default the median of the calibration buffer."""
+    scoring: Annotated[Literal["deferred", "in-step"], tyro.conf.arg(aliases=("--scoring",))] = "deferred"
+    """Whether frames are scored in batches while collection goes on, or each before the next step."""
+    device: Annotated[str, tyro.conf.arg(aliases=("--scorer-device",))] = "auto"
+    """Where the model runs: cpu, cuda, cuda:1, ...; 'auto' takes a GPU where there is one."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the model."""
+    compile: bool = False
+    """Whether the model is compiled first: slow to start, faster on a GPU."""
+    batch: int = 64
+    """Frames scored at a time."""
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    multiplier: SignalMultiplierConfig = field(default_factory=SignalMultiplierConfig)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a route uses the negative score's excess over a reference level."""
+        return self.cost_weight > 0.0 or self.multiplier.kind != "none"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether something is left to be read from a random policy's frames."""
+        level = self.needs_reference and self.reference is None
+        budget = self.multiplier.kind != "none" and self.multiplier.budget is None
+        return self.gate == "calibrated" or level or budget
 
 
 @dataclass(frozen=True)
@@ -188,11 +246,27 @@ class TrainConfig:
             self,
             budget=spec.budget if self.budget is None else self.budget,
             run_dir=self.run_dir or default_run_dir(self),
+            signal=_resolved_signal(self.signal, spec),
         )
         problems = list(_problems(config))
         if problems:
             raise InputError("; ".join(problems))
         return config
+
+
+def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
+    """The signal with its model, its prompts and the size of its calibration buffer named."""
+    if signal.scorer == "none":
+        return signal
+    scorer = parse_scorer(signal.scorer)
+    frames = signal.calibration.frames or (5000 if scorer.large else 500)
+    reads = scorer.kind in ("clip", "qwen2-vl")  # the others compare with no text
+    return dataclasses.replace(
+        signal,
+        scorer=str(scorer),
+        prompts=signal.prompts or (spec.prompts if reads else None),
+        calibration=dataclasses.replace(signal.calibration, frames=frames),
+    )
 
 
 def default_run_dir(config: TrainConfig) -> Path:
@@ -213,7 +287,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             if not (math.isfinite(value) and value >= 0):
                 yield f"{name} is {value}; it must be finite and 0 or greater"
 
-    learner, multiplier = config.learner, config.multiplier
+    learner, multiplier, signal = config.learner, config.multiplier, config.signal
     yield from not_negative(
         seed=config.seed,
         budget=config.budget if config.budget is not None else 0.0,
@@ -226,8 +300,9 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         pid_kp=multiplier.pid_kp,
         pid_ki=multiplier.pid_ki,
         pid_kd=multiplier.pid_kd,
-        reward_weight=config.signal.reward_weight,
-        cost_weight=config.signal.cost_weight,
+        reward_weight=signal.reward_weight,
+        vlm_cost_weight=signal.cost_weight,
+        signal_multiplier_initial=signal.multiplier.initial,
     )
     yield from positive(
         steps_per_epoch=config.steps_per_epoch,
@@ -248,7 +323,10 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         cg_iters=learner.cg_iters,
         line_search_steps=learner.line_search_steps,
         pid_delay=multiplier.pid_delay,
-        signal_every=config.signal.every,
+        signal_every=signal.every,
+        signal_batch=signal.batch,
+        calibration_episodes=signal.calibration.episodes,
+        signal_multiplier_learning_rate=signal.multiplier.learning_rate,
     )
     if config.cost_window != "epoch":
         yield from positive(cost_window=config.cost_window)
@@ -264,6 +342,15 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     upper = multiplier.upper_bound
     if upper is not None and not upper >= multiplier.initial:
         yield f"upper_bound is {upper}; it must be at least the initial multiplier {multiplier.initial}"
+    if signal.calibration.frames is not None and signal.calibration.frames < 4:
+        yield f"calibration frames is {signal.calibration.frames}; quartiles need at least 4"
+    if not 0.0 < signal.calibration.target < 1.0:
+        yield f"calibration target is {signal.calibration.target}; it must lie between 0 and 1"
+    if not signal.multiplier.upper_bound >= signal.multiplier.initial:
+        yield (
+            f"the signal multiplier's upper_bound is {signal.multiplier.upper_bound}; it must be at least its initial "
+            f"value {signal.multiplier.initial}"
+        )
     if config.num_envs > 0 and config.steps_per_epoch > 0:
         if config.steps_per_epoch % config.num_envs:
             yield (

@@ -23,6 +23,8 @@ from vlmsafe.config import (
     to_dict,
 )
 from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.signals.prompts import shipped_prompts
+from vlmsafe.signals.scorers import parse_scorer
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,9 @@ class Method:
         if multiplier.kind != "none":
             term = f", eta_2 {multiplier.signal_weight:g}" if multiplier.signal_weight else ""
             parts.append(f"{multiplier.kind} from {multiplier.initial:g}{term}")
-        if signal.source != "none":
+        if signal.scorer != "none":
             gate = "" if signal.gate == "off" else f", {signal.gate} gate"
-            parts.append(f"{signal.source} {signal.rule}, every {signal.every}{gate}")
+            parts.append(f"{signal.scorer} {signal.rule}, every {signal.every}{gate}")
         return "; ".join(parts)
 
 
@@ -66,7 +68,7 @@ _CPO = LearnerConfig(
     critic_lr=1e-3,
 )
 
-_DECOUPLED = SignalConfig(source="clip", rule="decoupled", reward_weight=0.1)
+_DECOUPLED = SignalConfig(scorer="clip", rule="decoupled", reward_weight=0.1)
 _COUPLED = replace(_DECOUPLED, rule="coupled")
 _CLG = replace(_DECOUPLED, rule="clg")
 _CONF = replace(_DECOUPLED, gate="prior-symmetric")
@@ -145,12 +147,12 @@ METHODS: dict[str, Method] = {
         # Substitutions of the signal.
         Method(
             "ppo-lag-rnd", "PPOLag-RND", "novelty in the multiplier, no bonus, no gate",
-            _PPO_LAG, _ETA_2, SignalConfig(source="rnd", rule="novelty"),
+            _PPO_LAG, _ETA_2, SignalConfig(scorer="rnd", rule="novelty"),
         ),
         Method(
             "qwen2-vl-conf", "Qwen2-VL+Conf", "Qwen2-VL's yes/no probabilities with their own gate, every eighth frame",
             _PPO_LAG, _ETA_2,
-            SignalConfig(source="qwen2-vl", rule="yes-no", gate="probability", every=8, reward_weight=0.1),
+            SignalConfig(scorer="qwen2-vl", rule="yes-no", gate="probability", every=8, reward_weight=0.1),
         ),
     )
 }  # fmt: skip
@@ -199,12 +201,11 @@ def config_from_yaml(path: Path, method_name: str | None = None) -> TrainConfig:
 
 
 def check_method(config: TrainConfig) -> None:
-    """Refuse a run whose name says one method and whose parts are another."""
+    """Refuse a run whose name says one method and whose parts are another, or whose parts do not fit together."""
     chosen = method(config.method)
     parts = (
         ("learner.algorithm", config.learner.algorithm, chosen.learner.algorithm),
         ("multiplier.kind", config.multiplier.kind, chosen.multiplier.kind),
-        ("signal.source", config.signal.source, chosen.signal.source),
         ("signal.rule", config.signal.rule, chosen.signal.rule),
     )
     # The published FOCOPS and CUP move their multiplier by plain gradient steps: the one change of kind that fits.
@@ -215,14 +216,36 @@ def check_method(config: TrainConfig) -> None:
                 f"{name} is '{given}', but the method '{config.method}' has '{expected}'; "
                 "choose another --method instead"
             )
+    _check_signal(config, chosen)
 
 
-def check_trainable(config: TrainConfig) -> None:
-    """Refuse a method whose signal this version cannot score."""
-    if config.signal.source != "none":
+def _check_signal(config: TrainConfig, chosen: Method) -> None:
+    """A method with a signal takes any scorer in place of its own; one without takes none."""
+    signal, learner = config.signal, config.learner.algorithm
+    if chosen.signal.scorer == "none":
+        used = {"signal.scorer": signal.scorer != "none", "signal.reward_weight": signal.reward_weight > 0.0}
+        used |= {"signal.cost_weight": signal.cost_weight > 0.0, "signal.multiplier": signal.multiplier.kind != "none"}
+        used |= {"multiplier.signal_weight": config.multiplier.signal_weight > 0.0}
+        for name, given in used.items():
+            if given:
+                with_signal = ", ".join(name for name, m in METHODS.items() if m.signal.scorer != "none")
+                raise InputError(
+                    f"{name} is set, but the method '{config.method}' has no signal; choose one of {with_signal}"
+                )
+        return
+    if signal.scorer == "none":
+        raise InputError(f"signal.scorer is 'none', but the method '{config.method}' has a signal; choose a scorer")
+    if parse_scorer(signal.scorer).kind in ("clip", "qwen2-vl") and signal.prompts is None:
         raise InputError(
-            f"method '{config.method}' scores with '{config.signal.source}', and this version cannot do that yet; "
-            f"methods without signals: {', '.join(name for name, m in METHODS.items() if m.signal.source == 'none')}"
+            f"environment '{config.env}' has no prompts of its own; pass --prompts with a YAML file or one of "
+            f"{', '.join(shipped_prompts())}"
+        )
+    if signal.cost_weight > 0.0 and learner == "ppo":
+        raise InputError("vlm_cost_weight adds to what the cost critic sees, and PPO has none; choose another --method")
+    if signal.multiplier.kind != "none" and config.multiplier.kind == "none":
+        raise InputError(
+            f"signal.multiplier is '{signal.multiplier.kind}', but the method '{config.method}' has no multiplier "
+            "beside which the signal could have its own; choose another --method"
         )
 
 

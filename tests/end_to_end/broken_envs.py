@@ -11,7 +11,10 @@ import numpy as np
 class Walk(gymnasium.Env):
     """A well-behaved base: ten steps, one dimension."""
 
-    def __init__(self):
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
         self.observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
@@ -26,6 +29,19 @@ class Walk(gymnasium.Env):
 
     def reward(self):
         return float(self.np_random.normal())
+
+    def render(self):
+        image = np.full((32, 48, 3), 255, np.uint8)
+        image[:, 4 * self.t : 4 * self.t + 8] = (200, 30, 10 * self.t)
+        return image
+
+
+class Uneven(Walk):
+    """Episodes of 1 to 10 steps."""
+
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, bool(self.np_random.random() < 0.15), truncated, info
 
 
 class HugeReward(Walk):
@@ -75,5 +91,5 @@ class Endless(Walk):
         return observation, reward, terminated, False, info
 
 
-for kind in (Walk, HugeReward, NanReward, CrashOnce, CrashAlways, Raises, NoCost, Endless):
+for kind in (Walk, HugeReward, NanReward, CrashOnce, CrashAlways, Raises, NoCost, Endless, Uneven):
     gymnasium.register(f"{kind.__name__}-v0", entry_point=kind)

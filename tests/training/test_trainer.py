@@ -12,6 +12,8 @@ from vlmsafe.methods import METHODS
 from vlmsafe.training.checkpoint import load_checkpoint, path_of
 from vlmsafe.training.run import Run
 
+pytestmark = pytest.mark.usefixtures("frame_scorer")
+
 SMALL = {"env": "speeding", "total_steps": 1600, "steps_per_epoch": 400, "learner": {"update_iters": 2}, "quiet": True}
 
 
@@ -45,16 +47,22 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, settings):
         np.testing.assert_array_equal(a.arrays[name], b.arrays[name], err_msg=name)
 
 
-VLM_FREE = [name for name, method in METHODS.items() if method.signal.source == "none"]
+def small_signal(method):
+    """The method's own signal with a small deterministic scorer in place of a model."""
+    scorer = METHODS[method].signal.scorer
+    if scorer in ("none", "rnd"):
+        return {}
+    return {"scorer": "python:frame_scorer:FrameScorer", "prompts": "metadrive", "calibration": {"frames": 40}}
 
 
-@pytest.mark.parametrize("method", VLM_FREE)
-def test_every_method_without_signals_trains_and_resumes_exactly(tmp_path, method):
-    settings = {**SMALL, "total_steps": 800, "method": method, "learner": {}}
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_and_resumes_exactly(tmp_path, method):
+    settings = {**SMALL, "total_steps": 800, "method": method, "learner": {}, "signal": small_signal(method)}
     whole, cut = (train(**settings, run_dir=str(tmp_path / name)) for name in ("whole", "cut"))
     path_of(cut.checkpoints, 2).unlink()
     resume(cut.path, quiet=True)
-    assert (whole.path / "epochs.jsonl").read_bytes() == (cut.path / "epochs.jsonl").read_bytes()
+    for record in ("epochs.jsonl", "episodes.jsonl"):
+        assert (whole.path / record).read_bytes() == (cut.path / record).read_bytes()
     a, b = final(whole), final(cut)
     assert a.values == {**b.values, "row_files": a.values["row_files"]}
     for name in a.arrays:
@@ -63,10 +71,13 @@ def test_every_method_without_signals_trains_and_resumes_exactly(tmp_path, metho
     assert (a.arrays["networks"] != start).any(axis=1).all(), "every network has learnt"
 
 
-@pytest.mark.parametrize("method", ["cpo", "focops", "cppo-pid"])
-def test_three_other_learners_train_on_metadrive(tmp_path, method):
+@pytest.mark.parametrize(
+    "method", ["cpo", "focops", "cppo-pid", "vlm-ppo-lag-conf-calibrated", "cpo-clg", "qwen2-vl-conf"]
+)
+def test_methods_of_every_kind_train_and_resume_exactly_on_metadrive(tmp_path, method):
     pytest.importorskip("metadrive")
-    settings = {"env": "metadrive-easy", "total_steps": 400, "steps_per_epoch": 200, "method": method, "quiet": True}
+    settings = {"env": "metadrive-easy", "total_steps": 400, "steps_per_epoch": 200, "method": method, "quiet": True,
+                "signal": small_signal(method)}  # fmt: skip
     whole, cut = (train(**settings, run_dir=str(tmp_path / name)) for name in ("whole", "cut"))
     path_of(cut.checkpoints, 2).unlink()
     resume(cut.path, quiet=True)
@@ -118,6 +129,22 @@ def test_on_an_environment_without_cost_ppo_lagrangian_equals_ppo_seed_by_seed(t
     a, b = final(ppo).arrays["networks"], final(lagrangian).arrays["networks"]
     np.testing.assert_array_equal(a, b[:2])
     assert final(lagrangian).values["multiplier"]["value"] == 0.0
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_on_an_environment_without_cost_the_multiplier_term_changes_nothing(tmp_path, monkeypatch, seed):
+    """PPOLag-Decoupled equals VLMPPOLag seed by seed: both multipliers are at zero after the first epoch and stay."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "end_to_end")
+    settings = {**SMALL, "env": "gym:broken_envs:Walk-v0", "seed": seed}
+    runs = {
+        method: train(**settings, method=method, signal=small_signal(method), run_dir=str(tmp_path / method))
+        for method in ("ppo-lag-decoupled", "vlm-ppo-lag")
+    }
+    a, b = (final(run).arrays for run in runs.values())
+    np.testing.assert_array_equal(a["networks"], b["networks"])
+    terms = [row["signal_term"] for row in runs["vlm-ppo-lag"].rows("epochs")]
+    assert all(term != 0.0 for term in terms), "the term was there and did nothing"
+    assert [row["bonus"] for row in runs["vlm-ppo-lag"].rows("epochs")] != [0.0] * 4
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path):

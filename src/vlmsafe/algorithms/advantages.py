@@ -55,6 +55,18 @@ def standardise(advantages: Array, *, divide: bool) -> Array:
     return (centred / (exact.std() + 1e-8) if divide else centred).astype(np.float32)
 
 
+def price_together(cost: Array, price: float, signal: Array, signal_price: float) -> tuple[Array, float]:
+    """One cost advantage and one price that stand for two of each.
+
+    A learner forms (A_r - p A) / (1 + p). With p = lambda + mu and A = (lambda A_c + mu A_s) / p that is
+    (A_r - lambda A_c - mu A_s) / (1 + lambda + mu): both multipliers normalise, whatever the learner.
+    """
+    if signal_price == 0.0:
+        return cost, price
+    total = price + signal_price
+    return (np.float32(price / total) * cost + np.float32(signal_price / total) * signal).astype(np.float32), total
+
+
 @dataclass(frozen=True)
 class Batch:
     """What a learner's update reads: one row per step of the epoch."""
@@ -67,7 +79,9 @@ class Batch:
     cost_advantages: Array
     """Centred."""
     targets: Array
-    """[critics, N]: value targets of the reward critic and, where there is one, of the cost critic."""
+    """[critics, N]: value targets of the reward critic and, where there are any, of the critics of cost and signal."""
+    signal_advantages: Array | None = None
+    """Standardised; for a run whose signal has a multiplier of its own."""
 
     def __len__(self) -> int:
         return len(self.log_probs)

@@ -9,7 +9,7 @@ import abc
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,11 +66,14 @@ class Losses:
 class Learner(abc.ABC):
     """Networks and their optimisers, and the minibatch loop."""
 
-    critics: ClassVar[int] = 2
-    """One for rewards and, where the learner uses it, one for costs."""
+    critics: int = 2
+    """One for rewards and, where the learner uses it, one for costs; further ones a run may add."""
 
-    def __init__(self, observation: int, action: int, config: LearnerConfig, rng: np.random.Generator) -> None:
+    def __init__(
+        self, observation: int, action: int, config: LearnerConfig, rng: np.random.Generator, more_critics: int = 0
+    ) -> None:
         self.config = config
+        self.critics = type(self).critics + more_critics
         self.shape = Shape(observation, config.hidden, action, self.critics)
         self.networks = Stack(self.shape)
         self.networks.initialise(rng)

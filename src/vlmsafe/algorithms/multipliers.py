@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from vlmsafe.config import MultiplierConfig
+from vlmsafe.config import MultiplierConfig, SignalMultiplierConfig
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
@@ -169,3 +169,15 @@ def make_multiplier(config: MultiplierConfig) -> Multiplier | None:
         "pid": PidMultiplier,
     }
     return kinds[config.kind](config) if config.kind != "none" else None
+
+
+def make_signal_multiplier(config: SignalMultiplierConfig) -> Multiplier | None:
+    """The signal's own multiplier, moved by the same rules from its own gap; None where none is asked for."""
+    return make_multiplier(
+        MultiplierConfig(
+            kind=config.kind,
+            initial=config.initial,
+            learning_rate=config.learning_rate,
+            upper_bound=config.upper_bound,
+        )
+    )

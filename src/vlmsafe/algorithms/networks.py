@@ -134,7 +134,7 @@ class Stack:
 
     def named(self) -> Iterator[tuple[str, Array]]:
         """Every parameter under a readable name, as views: `policy.0.weight`, `reward_critic.1.bias`, ..."""
-        for row, name in enumerate(("policy", "reward_critic", "cost_critic")[: self.shape.networks]):
+        for row, name in enumerate(("policy", "reward_critic", "cost_critic", "signal_critic")[: self.shape.networks]):
             outputs = self.shape.action if row == POLICY else 1
             for depth, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
                 final = depth == len(self.weights) - 1

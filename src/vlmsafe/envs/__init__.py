@@ -42,6 +42,7 @@ ENVS: dict[str, EnvSpec] = {
             budget=30.0,
             training=Scenarios(0, 10_000),
             held_out=Scenarios(10_000, 10_000),
+            prompts="metadrive-v2",  # the generic template: a car that drives safely, or does not
         ),
     )
 }

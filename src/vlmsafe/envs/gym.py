@@ -12,6 +12,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec as EnvSpecOfGym
+from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
@@ -101,11 +103,24 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
     # limit is kept here.
     time_limit, registered.max_episode_steps = registered.max_episode_steps, None
     registered.order_enforce, registered.disable_env_checker = False, True
+    # Frames are for whoever asks for one; environments draw only when they do.
+    if "rgb_array" in _render_modes(registered):
+        registered.kwargs.setdefault("render_mode", "rgb_array")
     try:
         inner: gymnasium.Env[Any, Any] = gymnasium.make(registered)
     except gymnasium.error.Error as error:
         raise InputError(f"environment '{spec.name}' cannot be made: {_one_line(error)}") from None
     return GymEnv(inner, spec.name, time_limit, scenarios)
+
+
+def _render_modes(registered: EnvSpecOfGym) -> list[str]:
+    creator = registered.entry_point
+    try:
+        made_by = load_env_creator(creator) if isinstance(creator, str) else creator
+    except (ImportError, AttributeError):
+        return []  # making the environment reports it
+    modes: list[str] = (getattr(made_by, "metadata", None) or {}).get("render_modes") or []
+    return modes
 
 
 def _one_line(error: Exception) -> str:

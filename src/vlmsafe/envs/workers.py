@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from vlmsafe.envs.api import Env, EnvSpec, Scenarios
+from vlmsafe.envs.stream import Reader, Receiver, Sender, Stream
 from vlmsafe.errors import EXIT_FAILED, EnvironmentFailure, VlmsafeError
 
 Result = TypeVar("Result", covariant=True)
@@ -41,8 +42,11 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 class Task(Protocol[Result]):
     """Work on one environment. Instances travel to a worker process, results travel back."""
 
-    def run(self, env: Env, tick: Callable[[int], None]) -> Result:
-        """Do the work; call `tick(steps)` now and then with the environment steps done so far."""
+    def run(self, env: Env, tick: Callable[[int], None], /, *sender: Any) -> Result:
+        """Do the work; call `tick(steps)` now and then with the environment steps done so far.
+
+        In a pool with a stream a third argument follows, the `Sender` for its frames.
+        """
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,19 @@ class WorkerError(EnvironmentFailure):
         self.exit_code = exit_code
 
 
-def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
+def _serve(
+    recipe: EnvRecipe,
+    pipe: connection.Connection,
+    steps: Any,
+    stream: tuple[Stream, Any, connection.Connection] | None,
+) -> None:
     """A worker's life: make the environment, run tasks until the pipe closes."""
     # Ctrl-C reaches the whole process group, a scheduler's SIGTERM may too; the main process decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     env: Env | None = None
     checked = time.monotonic()
+    senders = [Sender(*stream)] if stream else []
     # The environment is made before there is a task, so that a worker that is started ahead is ready when one comes. If
     # that fails, the first task tries again and reports it.
     with suppress(Exception, SystemExit):
@@ -104,7 +114,7 @@ def _serve(recipe: EnvRecipe, pipe: connection.Connection, steps: Any) -> None:
         try:
             task: Task[Any] = pickle.loads(message)
             env = env or recipe.make()
-            answer: tuple[Any, ...] = ("done", task.run(env, tick))
+            answer: tuple[Any, ...] = ("done", task.run(env, tick, *senders))
         except (Exception, SystemExit) as error:
             answer = _failure(recipe, error)
         try:
@@ -131,10 +141,13 @@ class _Worker:
     process: BaseProcess
     pipe: connection.Connection
     steps: Any
+    receiver: Receiver | None = None
     task: int | None = None
 
     def stop(self) -> None:
         self.pipe.close()
+        if self.receiver is not None:
+            self.receiver.close()
         self.process.kill()
         self.process.join()
 
@@ -148,6 +161,8 @@ class WorkerPool(Generic[R]):
     fresh: bool = False
     max_restarts: int = 3
     on_crash: Callable[[WorkerCrash], None] = lambda crash: None
+    stream: Stream | None = None
+    """How frames travel, where tasks send any."""
     _idle: list[_Worker] = field(default_factory=list)
     _busy: list[_Worker] = field(default_factory=list)
 
@@ -162,12 +177,15 @@ class WorkerPool(Generic[R]):
         on_progress: Callable[[int], None] = lambda steps: None,
         should_stop: Callable[[], bool] = lambda: False,
         on_result: Callable[[int], None] = lambda done: None,
+        reader: Reader | None = None,
     ) -> list[R] | None:
         """The results in the order of the tasks, or None when `should_stop` became true.
 
         `on_progress` hears the environment steps of all tasks together, a few times a second; `on_result` the number
-        of tasks done, whenever one is.
+        of tasks done, whenever one is. `reader` gets the frames of a pool with a stream; when this returns it has been
+        given all of them.
         """
+        assert (self.stream is None) == (reader is None)
         waiting = deque(range(len(tasks)))
         results: dict[int, R] = {}
         finished_steps = 0
@@ -177,10 +195,19 @@ class WorkerPool(Generic[R]):
                 if should_stop():
                     return None
                 while waiting and len(self._busy) < self.size:
-                    self._submit(tasks, waiting.popleft())
-                ready = connection.wait([worker.pipe for worker in self._busy], timeout=_POLL_SECONDS)
-                for worker in [worker for worker in self._busy if worker.pipe in ready]:
+                    index = waiting.popleft()
+                    if reader is not None:
+                        reader.begin(index)
+                    self._submit(tasks, index)
+                pipes = [worker.pipe for worker in self._busy]
+                pipes += [worker.receiver.pipe for worker in self._busy if worker.receiver is not None]
+                ready = connection.wait(pipes, timeout=_POLL_SECONDS)
+                for worker in list(self._busy):
                     assert worker.task is not None
+                    if reader is not None:
+                        _pass_on(worker, reader)  # first: what was sent before an answer is there when the answer is
+                    if worker.pipe not in ready:
+                        continue
                     answer = self._receive(worker)
                     if answer is None:
                         restarts += 1
@@ -250,10 +277,18 @@ class WorkerPool(Generic[R]):
         with _worker_server(self.recipe.spec.module):
             ours, theirs = _CONTEXT.Pipe()
             steps = _CONTEXT.RawValue("q", 0)
-            process = _CONTEXT.Process(target=_serve, args=(self.recipe, theirs, steps), daemon=True)
+            stream, receiver = None, None
+            if self.stream is not None:
+                # Memory of multiprocessing's own: it has no name that a killed process could leave behind.
+                memory = _CONTEXT.RawArray("B", self.stream.size)
+                inner, outer = _CONTEXT.Pipe()
+                stream, receiver = (self.stream, memory, outer), Receiver(self.stream, memory, inner)
+            process = _CONTEXT.Process(target=_serve, args=(self.recipe, theirs, steps, stream), daemon=True)
             process.start()
         theirs.close()
-        return _Worker(process, ours, steps)
+        if stream is not None:
+            stream[2].close()
+        return _Worker(process, ours, steps, receiver)
 
     def close(self) -> None:
         """End all processes, working or not."""
@@ -264,6 +299,17 @@ class WorkerPool(Generic[R]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _pass_on(worker: _Worker, reader: Reader) -> None:
+    """Every block that a worker has sent so far."""
+    assert worker.receiver is not None
+    assert worker.task is not None
+    while worker.receiver.waiting():
+        block = worker.receiver.receive()
+        if block is None:
+            return  # it died; its other pipe tells
+        reader.take(worker.task, *block)
 
 
 def _stop_all(*groups: list[_Worker]) -> None:

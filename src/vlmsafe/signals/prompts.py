@@ -54,6 +54,11 @@ class PromptSet:
         """All prompts, the positive ones first: the order of a scorer's columns."""
         return self.positive + self.negative
 
+    def to_dict(self) -> dict[str, Any]:
+        """The set as its YAML file would hold it."""
+        descriptions = {"positive": self.positive_description, "negative": self.negative_description}
+        return {"positive": list(self.positive), "negative": list(self.negative), "descriptions": descriptions}
+
     @property
     def sizes(self) -> tuple[int, int]:
         return len(self.positive), len(self.negative)
@@ -110,7 +115,9 @@ def parse_prompts(text: str, source: str) -> PromptSet:
             described[f"{group}_description"] = _text(node, source, f"the description of the {group} group")
             _check_texts([(described[f"{group}_description"], _at(source, node))])
     return PromptSet(
-        tuple(prompt for prompt, _ in groups["positive"]), tuple(prompt for prompt, _ in groups["negative"]), **described
+        tuple(prompt for prompt, _ in groups["positive"]),
+        tuple(prompt for prompt, _ in groups["negative"]),
+        **described,
     )
 
 

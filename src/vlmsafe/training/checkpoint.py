@@ -21,7 +21,7 @@ from safetensors.numpy import save
 from vlmsafe.errors import RunError
 from vlmsafe.training.files import disk_errors, write_atomically
 
-FORMAT = 1
+FORMAT = 2
 Arrays = dict[str, NDArray[Any]]
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
+from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser
 from vlmsafe.algorithms.rollout import Rollout
 from vlmsafe.envs.api import Env, Scenarios
+from vlmsafe.envs.stream import Sender
 from vlmsafe.errors import EnvironmentFailure
+from vlmsafe.signals.scorers.api import Inputs, Look
+from vlmsafe.signals.shaping import due
 
 _TICK_STEPS = 16
 
@@ -27,33 +30,72 @@ class Share:
     seen: Normaliser
     """Statistics of the raw observations of this share alone."""
     episodes: list[dict[str, Any]]
-    """One record per episode begun, the unfinished last one included."""
+    """One record per episode begun, the unfinished last one included; each is a path of the rollout."""
+    scored: NDArray[np.bool_]
+    """[N], the steps after which a scorer looks at the state."""
+    inputs: Inputs
+    """What it looks at, one entry per such step, unless those are frames, which travel by themselves."""
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Sizes of an environment's observation and action."""
+    """Sizes of what comes out of an environment and goes into it."""
 
     observation: int
     action: int
+    frame: tuple[int, ...] | None = None
+    """Shape of a frame, where someone asked."""
 
 
 @dataclass(frozen=True)
 class DescribeTask:
-    """Make the environment, which also shows early that it can be made, and say how large its spaces are."""
+    """Make the environment, and show early that it can be made and can show a scorer what it looks at."""
+
+    looks_at: Look = "nothing"
+    scenario: int = 0
 
     def run(self, env: Env, tick: Callable[[int], None]) -> Dimensions:
         observation, action = env.observation_space.shape, env.action_space.shape
         assert observation is not None
         assert action is not None
-        return Dimensions(observation[0], action[0])
+        if self.looks_at in ("frame", "hazard"):
+            begin_episode(env, self.scenario)
+        if self.looks_at == "hazard":
+            env.hazard()
+        frame = env.frame().shape if self.looks_at == "frame" else None
+        return Dimensions(observation[0], action[0], frame)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """When a scorer looks, and at what."""
+
+    looks_at: Look
+    every: int
+    """k_clip."""
+
+
+class Acting(Protocol):
+    """Whatever chooses actions: a policy, or dice."""
+
+    def sample(self, observation: Array, rng: np.random.Generator, /) -> tuple[Array, np.float32]: ...
+
+
+@dataclass(frozen=True)
+class RandomPolicy:
+    """Uniform over the action bounds, whatever it sees."""
+
+    action: int
+
+    def sample(self, observation: Array, rng: np.random.Generator) -> tuple[Array, np.float32]:
+        return rng.uniform(-1.0, 1.0, self.action).astype(np.float32), np.float32(0.0)
 
 
 @dataclass(frozen=True)
 class CollectTask:
     """One worker's share of an epoch. Equal tasks give equal shares, on a simulator that repeats itself."""
 
-    policy: Policy
+    policy: Acting
     normaliser: Normaliser | None
     """Statistics at the start of the epoch; None leaves observations as they are."""
     scenarios: Scenarios
@@ -61,9 +103,46 @@ class CollectTask:
     """Whether a scenario leaves traffic open, so that a traffic seed is drawn for each episode."""
     steps: int
     seed: tuple[int, ...]
+    watch: Watch | None = None
+    """None where no scorer looks."""
+    episode_limit: int | None = None
+    """Steps after which an episode is left and another begun."""
 
-    def run(self, env: Env, tick: Callable[[int], None]) -> Share:
-        return collect(env, self, tick)
+    def run(self, env: Env, tick: Callable[[int], None], sender: Sender | None = None) -> Share:
+        return collect(env, self, tick, sender)
+
+
+class _Watcher:
+    """Takes down what a scorer will look at."""
+
+    def __init__(self, env: Env, watch: Watch | None, seed: tuple[int, ...], sender: Sender | None) -> None:
+        assert (sender is not None) == (watch is not None and watch.looks_at == "frame")
+        self._env, self._watch, self._sender = env, watch, sender
+        # Dice of its own: with and without noise, the policy draws the same actions.
+        self._dice = np.random.default_rng((*seed, 1))
+        self._seen: list[Any] = []
+
+    def after(self, step: int, raw: Array) -> bool:
+        """Whether the state after the `step`-th step of an episode is looked at; if so, it has been."""
+        if self._watch is None or not due(step, self._watch.every):
+            return False
+        looks_at = self._watch.looks_at
+        if self._sender is not None:
+            self._sender.put(self._env.frame())
+        elif looks_at == "observation":
+            self._seen.append(raw)
+        elif looks_at == "hazard":
+            self._seen.append(self._env.hazard())
+        elif looks_at == "noise":
+            self._seen.append(self._dice.random(2))
+        else:
+            self._seen.append(0.0)
+        return True
+
+    def finish(self) -> Inputs:
+        if self._sender is not None:
+            self._sender.flush()
+        return np.array(self._seen)
 
 
 @dataclass
@@ -126,8 +205,13 @@ def _checked_observation(observation: Any, scenario: int, step: int) -> Array:
     return array
 
 
-def collect(env: Env, task: CollectTask, tick: Callable[[int], None] = lambda steps: None) -> Share:
-    """Step `env` for the task's share, from the beginning of an episode.
+def collect(
+    env: Env,
+    task: CollectTask,
+    tick: Callable[[int], None] = lambda steps: None,
+    sender: Sender | None = None,
+) -> Share:
+    """Step `env` for the task's share, from the beginning of an episode; frames that are due go to `sender`.
 
     An episode cut by the end of the share is abandoned: its samples are used, its return and cost enter no statistic.
     """
@@ -137,6 +221,7 @@ def collect(env: Env, task: CollectTask, tick: Callable[[int], None] = lambda st
     to_env = ActionMap.to(env.action_space)
     seen = Normaliser.empty(sizes.observation)
     running = task.normaliser.copy() if task.normaliser is not None else None
+    watcher = _Watcher(env, task.watch, task.seed, sender)
 
     def see(observation: Array) -> Array:
         """Statistics first, then the standardised observation, as the networks expect it."""
@@ -150,6 +235,7 @@ def collect(env: Env, task: CollectTask, tick: Callable[[int], None] = lambda st
     observations = np.empty((n, sizes.observation), np.float32)
     actions = np.empty((n, sizes.action), np.float32)
     log_probs, rewards, costs = np.empty(n, np.float32), np.empty(n), np.empty(n)
+    scored = np.zeros(n, np.bool_)
     path_ends, last, terminals, episodes = [], [], [], []
     episode, state = _next_episode(env, task, rng, see)
     for t in range(n):
@@ -162,8 +248,9 @@ def collect(env: Env, task: CollectTask, tick: Callable[[int], None] = lambda st
         episode.env_return += rewards[t]
         episode.cost += costs[t]
         episode.length += 1
+        scored[t] = watcher.after(episode.length, raw)
         finished = terminated or truncated
-        if finished or t == n - 1:
+        if finished or t == n - 1 or episode.length == task.episode_limit:
             path_ends.append(t + 1)
             last.append(state)
             terminals.append(terminated)
@@ -177,7 +264,7 @@ def collect(env: Env, task: CollectTask, tick: Callable[[int], None] = lambda st
         observations, actions, log_probs, rewards, costs,
         np.array(path_ends, np.int64), np.array(last, np.float32), np.array(terminals, np.bool_),
     )  # fmt: skip
-    return Share(rollout, seen, episodes)
+    return Share(rollout, seen, episodes, scored, watcher.finish())
 
 
 def _next_episode(

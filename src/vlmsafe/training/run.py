@@ -1,6 +1,7 @@
 """The run directory: the single record of a training run.
 
     config.yaml       every setting, with versions and hardware under `recorded`
+    prompts.yaml      the prompts of a run whose scorer compares with text, as they were when it began
     epochs.jsonl      one row per epoch; equal runs have equal files
     episodes.jsonl    one row per training episode, the unfinished ones included
     timing.jsonl      seconds per stage of each epoch
@@ -28,6 +29,7 @@ from typing import Any, Literal
 from vlmsafe.config import TrainConfig, flatten, to_dict, to_yaml
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.methods import config_from_yaml
+from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.training.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -48,7 +50,7 @@ from vlmsafe.training.files import (
 
 Status = Literal["finished", "running", "stopped early", "untrained"]
 _ROW_FILES = ("epochs", "episodes", "timing")
-_PACKAGES = ("vlmsafe", "numpy", "torch", "gymnasium", "metadrive-simulator")
+_PACKAGES = ("vlmsafe", "numpy", "torch", "transformers", "gymnasium", "metadrive-simulator")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Run:
     config: TrainConfig
 
     @classmethod
-    def create(cls, config: TrainConfig) -> Run:
+    def create(cls, config: TrainConfig, prompts: PromptSet | None = None) -> Run:
         """Write a new run into its directory, whose lock the caller holds; `config` must be resolved."""
         assert config.run_dir is not None
         path = config.run_dir
@@ -74,6 +76,8 @@ class Run:
                 (path / folder).mkdir(exist_ok=True)
             sync_directory(path)
         run = cls(path, config)
+        if prompts is not None:
+            write_atomically(path / "prompts.yaml", to_yaml(prompts.to_dict()).encode())
         # The configuration is written last: a directory without one is not a run.
         write_atomically(path / "config.yaml", to_yaml(to_dict(config) | {"recorded": _surroundings()}).encode())
         return run
@@ -89,6 +93,10 @@ class Run:
         # A directory may have been moved since it was written; where it is now is where it is.
         config = config_from_yaml(path / "config.yaml")
         return cls(path, TrainConfig(**{**vars(config), "run_dir": path}).resolved())
+
+    def prompts(self) -> PromptSet | None:
+        """The prompts the run began with, whatever became of the file they came from."""
+        return load_prompts(self.path / "prompts.yaml") if self.config.signal.prompts else None
 
     def event(self, kind: str, **details: Any) -> None:
         """Note what happened to the run, with the time."""
@@ -109,7 +117,7 @@ class Run:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint that remembers its settings and how far the row files have grown."""
         sizes = {file: self._row_file_size(file) for file in _ROW_FILES}
-        values = checkpoint.values | {"row_files": sizes, "config": self._settings()}
+        values = checkpoint.values | {"row_files": sizes, "config": self._settings(), "prompts": self._prompts()}
         complete = Checkpoint(checkpoint.epoch, checkpoint.arrays, values)
         save_checkpoint(self.checkpoints, complete, self.config.checkpoint.keep)
 
@@ -122,6 +130,11 @@ class Run:
             raise RunError(
                 f"{self.path / 'config.yaml'} was changed after the run began ({'; '.join(changed)}), so it cannot be "
                 "continued; undo the change, or start a new run with --config"
+            )
+        if checkpoint.values["prompts"] != self._prompts():
+            raise RunError(
+                f"{self.path / 'prompts.yaml'} was changed after the run began, so it cannot be continued; undo the "
+                "change, or start a new run with --prompts"
             )
         for file, size in checkpoint.values["row_files"].items():
             cut_to(self.path / f"{file}.jsonl", size)
@@ -138,6 +151,10 @@ class Run:
     def _settings(self) -> dict[str, Any]:
         """The configuration without its place, which may change."""
         return {key: value for key, value in to_dict(self.config).items() if key != "run_dir"}
+
+    def _prompts(self) -> dict[str, Any] | None:
+        prompts = self.prompts()
+        return prompts.to_dict() if prompts is not None else None
 
     def checkpoint(self, epoch: int | None = None) -> tuple[Checkpoint, list[str]]:
         """A checkpoint for reading: of an epoch, or the newest readable one with notes on damaged newer ones."""

@@ -3,34 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vlmsafe.algorithms.acting import Array, Normaliser
-from vlmsafe.algorithms.advantages import Batch, rollout_gae, standardise
+from vlmsafe.algorithms.acting import Normaliser
+from vlmsafe.algorithms.advantages import Batch, price_together, rollout_gae, standardise
 from vlmsafe.algorithms.first_order import Losses
 from vlmsafe.algorithms.learners import LEARNERS
-from vlmsafe.algorithms.multipliers import Bracket, make_multiplier
+from vlmsafe.algorithms.multipliers import Bracket, make_multiplier, make_signal_multiplier
 from vlmsafe.algorithms.rollout import Rollout
 from vlmsafe.config import TrainConfig
 from vlmsafe.envs import env_spec
 from vlmsafe.envs.workers import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
 from vlmsafe.errors import Interrupted, RunError, VlmsafeError
-from vlmsafe.methods import check_method, check_trainable, config_from
+from vlmsafe.methods import check_method, config_from
+from vlmsafe.signals.calibration import Calibration
+from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.shaping import Signals, cost_bonus, excess, reward_bonus
+from vlmsafe.training.calibrate import calibrate
 from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
-from vlmsafe.training.collection import CollectTask, DescribeTask, Dimensions, Share
+from vlmsafe.training.collection import CollectTask, Share
 from vlmsafe.training.display import Display, check_display, make_display
 from vlmsafe.training.files import DirectoryLock, make_directory
+from vlmsafe.training.interrupts import StopRequest, stop_on_signals
+from vlmsafe.training.records import Clock, Prices, mean_of, signal_figures
 from vlmsafe.training.run import Run, package_versions
-from vlmsafe.training.signals import StopRequest, stop_on_signals
+from vlmsafe.training.scoring import ScorerFailure, Scoring
+from vlmsafe.training.setup import Setup, set_up
 
 # Every random choice is drawn from a generator seeded by the run's seed, a purpose and its place in the run. There is
 # no generator state to save: a resumed epoch draws what the uninterrupted one would have drawn.
-_INITIAL, _SHUFFLE, _COLLECT = range(3)
+_INITIAL, _SHUFFLE, _COLLECT, _SCORER, _CALIBRATE = range(5)
+
+_WINDOW = ("return", "cost", "length", "bonus")
+"""What is kept of the newest finished episodes."""
 
 
 def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings: Any) -> Run:
@@ -42,13 +53,14 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
         raise TypeError("give either a TrainConfig or single settings, not both")
     chosen = (config or config_from(settings)).resolved()
     check_method(chosen)
-    check_trainable(chosen)
     check_display(chosen)
     assert chosen.run_dir is not None
+    prompts = load_prompts(chosen.signal.prompts) if chosen.signal.prompts else None
     with stop_on_signals() as stop:
-        dimensions = describe(chosen, stop)  # before anything is written: what cannot be made leaves no run
+        # Before anything is written: what cannot be made or loaded leaves no run.
+        setup = set_up(chosen, prompts, (chosen.seed, _SCORER), stop)
         with DirectoryLock(make_directory(chosen.run_dir)):
-            return _work_on(Run.create(chosen), dimensions, stop, quiet)
+            return _work_on(Run.create(chosen, prompts), setup, stop, quiet)
 
 
 def resume(path: Path | str, *, quiet: bool = False) -> Run:
@@ -56,27 +68,16 @@ def resume(path: Path | str, *, quiet: bool = False) -> Run:
     run = Run.open(path)
     check_display(run.config)
     with stop_on_signals() as stop:
-        dimensions = describe(run.config, stop)
+        setup = set_up(run.config, run.prompts(), (run.config.seed, _SCORER), stop)
         with DirectoryLock(run.path):
-            return _work_on(run, dimensions, stop, quiet)
+            return _work_on(run, setup, stop, quiet)
 
 
-def describe(config: TrainConfig, stop: StopRequest) -> Dimensions:
-    """Sizes of a configuration's environment, made once in a worker."""
-    spec = env_spec(config.env)
-    spec.require()
-    with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1) as pool:
-        answers = pool.run([DescribeTask()], should_stop=lambda: stop.requested)
-    if answers is None:
-        raise Interrupted(f"stopped by {stop.reason} before training began; nothing was changed")
-    return answers[0]
-
-
-def _work_on(run: Run, dimensions: Dimensions, stop: StopRequest, quiet: bool) -> Run:
+def _work_on(run: Run, setup: Setup, stop: StopRequest, quiet: bool) -> Run:
     """Train, and leave a note of how it ended, whatever happens. The caller holds the run's lock."""
     with make_display(run, quiet) as display:
         try:
-            Trainer(run, dimensions, display, stop).train()
+            Trainer(run, setup, display, stop).train()
         except Interrupted as error:
             run.event("interrupted", reason=str(error))
             raise
@@ -87,7 +88,7 @@ def _work_on(run: Run, dimensions: Dimensions, stop: StopRequest, quiet: bool) -
 
 
 def _note_failure(run: Run, error: VlmsafeError) -> None:
-    details = {"traceback": error.details} if isinstance(error, WorkerError) else {}
+    details = {"traceback": error.details} if isinstance(error, WorkerError | ScorerFailure) else {}
     try:
         run.event("failed", reason=str(error), **details)
     except RunError:
@@ -98,11 +99,12 @@ def _note_failure(run: Run, error: VlmsafeError) -> None:
 class Trainer:
     """What a run holds in memory between two epochs, and how an epoch changes it."""
 
-    def __init__(self, run: Run, dimensions: Dimensions, display: Display, stop: StopRequest) -> None:
+    def __init__(self, run: Run, setup: Setup, display: Display, stop: StopRequest) -> None:
         self.run, self.config, self.display, self.stop = run, run.config, display, stop
-        self.dimensions, self.spec = dimensions, env_spec(self.config.env)
+        self.dimensions, self.spec = setup.dimensions, env_spec(self.config.env)
         assert self.config.budget is not None
         self.budget = self.config.budget
+        self.scoring = Scoring(setup.scorer, self.config.signal, setup.dimensions) if setup.scorer else None
         fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
         self.workers: WorkerPool[Share] = WorkerPool(
             EnvRecipe(self.spec, self.spec.training),
@@ -110,11 +112,12 @@ class Trainer:
             fresh=fresh,
             max_restarts=self.config.max_worker_restarts,
             on_crash=self._note_crash,
+            stream=self.scoring.stream if self.scoring else None,
         )
 
     def train(self) -> None:
         """Every epoch that is still to do."""
-        with self.workers:
+        with self.workers, self.scoring or nullcontext():
             self._start_or_continue()
             while self.epoch < self.config.epochs:
                 self.stop_if_asked()
@@ -122,21 +125,26 @@ class Trainer:
                 shares = self.collect()
                 clock.lap("collect")
                 rollout = Rollout.join([share.rollout for share in shares])
-                episodes = self.take_in(shares)
-                bracket = self.price_cost(episodes)
-                batch = self.estimate_advantages(rollout)
+                signals = self.scoring.signals(shares, rollout.path_ends) if self.scoring else None
+                clock.lap("score")
+                episodes = self.take_in(shares, rollout, signals)
+                prices = self.set_prices(episodes)
+                batch = self.estimate_advantages(rollout, signals)
                 clock.lap("advantages")
-                losses = self.improve_policy(batch, bracket)
+                losses = self.improve_policy(batch, prices)
                 clock.lap("update")
                 self.epoch += 1
-                self.record(episodes, losses, bracket)
+                self.record(episodes, losses, prices)
                 clock.lap("record")
                 self.run.append("timing", [{"epoch": self.epoch, **clock.seconds}])
                 self.save_if_due()  # last, because a checkpoint remembers how far the row files have grown
             self.run.event("finished", epoch=self.epoch)
 
     def collect(self) -> list[Share]:
-        """One share of experience per worker, with the policy and statistics of the epoch's beginning."""
+        """One share of experience per worker, with the policy and statistics of the epoch's beginning.
+
+        Frames that are due go to the scorer meanwhile.
+        """
         policy = self.learner.policy()
         normaliser = self.normaliser if self.config.normalise_observations else None
         tasks = [
@@ -147,18 +155,24 @@ class Trainer:
                 traffic=self.spec.traffic,
                 steps=self.config.steps_per_worker,
                 seed=(self.config.seed, _COLLECT, self.epoch, worker),
+                watch=self.scoring.watch if self.scoring else None,
             )
             for worker in range(self.config.num_envs)
         ]
         done = self.epoch * self.config.steps_per_epoch
-        shares = self.workers.run(tasks, lambda steps: self.display.steps(done + steps), lambda: self.stop.requested)
+        shares = self.workers.run(
+            tasks,
+            on_progress=lambda steps: self.display.steps(done + steps),
+            should_stop=lambda: self.stop.requested,
+            reader=self.scoring if self.workers.stream else None,
+        )
         if shares is None:
             self.stop_if_asked()
         assert shares is not None
         self.workers.prepare()  # the next epoch's simulators start while this one is learned from
         return shares
 
-    def take_in(self, shares: list[Share]) -> list[dict[str, Any]]:
+    def take_in(self, shares: list[Share], rollout: Rollout, signals: Signals | None) -> list[dict[str, Any]]:
         """Merge the workers' statistics in worker order; the epoch's episodes, which also enter the window."""
         for share in shares:
             self.normaliser.merge(share.seen)
@@ -167,52 +181,87 @@ class Trainer:
             for worker, share in enumerate(shares)
             for episode in share.episodes
         ]
+        if signals is not None:
+            assert self.scoring is not None
+            signal = self.config.signal
+            reference = self.scoring.reference if signal.needs_reference else None
+            figures = signal_figures(signals, rollout.path_ends, signal.reward_weight, reference)
+            episodes = [episode | more for episode, more in zip(episodes, figures, strict=True)]
         if self.config.cost_window == "epoch":
             self.window.clear()
-        self.window.extend((row["return"], row["cost"], row["length"]) for row in episodes if row["finished"])
+        self.window.extend(
+            (row["return"], row["cost"], row["length"], row.get("bonus", 0.0)) for row in episodes if row["finished"]
+        )
         return episodes
 
-    def price_cost(self, episodes: list[dict[str, Any]]) -> Bracket | None:
-        """Update the multiplier from J_C (Eq. 7); the terms that moved it, or None where no episode finished."""
-        episode_cost = self._window_mean(1)
-        if episode_cost is None or not any(row["finished"] for row in episodes):
-            return None
-        if self.multiplier is None:
-            return Bracket(episode_cost - self.budget)
-        bracket = self.multiplier.bracket(episode_cost, self.budget)
-        self.multiplier.update(bracket, episode_cost)
-        return bracket
+    def set_prices(self, episodes: list[dict[str, Any]]) -> Prices:
+        """Update the multiplier from J_C and the mean negative score (Eqs. 6 and 7), and the signal's own, if any.
 
-    def estimate_advantages(self, rollout: Rollout) -> Batch:
-        """Advantages and value targets for rewards and, for a learner that uses them, costs."""
-        learner = self.config.learner
+        Where no episode finished, nothing is known and nothing changes.
+        """
+        finished = [row for row in episodes if row["finished"]]
+        episode_cost = self._window_mean("cost")
+        if episode_cost is None or not finished:
+            return Prices()
+        negative = float(np.mean([row["negative_score"] for row in finished])) if self.scoring else None
+        bracket = Bracket(episode_cost - self.budget)
+        if self.multiplier is not None:
+            bracket = self.multiplier.bracket(episode_cost, self.budget, negative)
+            self.multiplier.update(bracket, episode_cost)
+        if self.signal_multiplier is None:
+            return Prices(bracket)
+        assert self.scoring is not None
+        mean_excess = float(np.mean([row["signal_excess"] for row in finished]))
+        signal_bracket = Bracket(mean_excess - self.scoring.excess_budget)
+        self.signal_multiplier.update(signal_bracket, mean_excess)
+        return Prices(bracket, signal_bracket)
+
+    def estimate_advantages(self, rollout: Rollout, signals: Signals | None) -> Batch:
+        """Advantages and value targets of the shaped reward (Eq. 4), the cost and, for its own critic, the signal."""
+        config = self.config.learner
         values, last_values = self.learner.values(rollout.observations), self.learner.values(rollout.last)
-        advantages, targets = rollout_gae(
-            rollout, rollout.rewards, values[0], last_values[0], learner.gamma, learner.gae_lambda
-        )
-        reward_advantages = standardise(advantages, divide=True)
-        cost_advantages: Array = np.zeros_like(reward_advantages)
-        all_targets = [targets]
-        if len(values) > 1:
-            advantages, targets = rollout_gae(
-                rollout, rollout.costs, values[1], last_values[1], learner.gamma, learner.cost_gae_lambda
-            )
-            cost_advantages = standardise(advantages, divide=learner.standardise_cost_advantage)
-            all_targets.append(targets)
-        return Batch(
-            rollout.observations, rollout.actions, rollout.log_probs,
-            reward_advantages, cost_advantages, np.stack(all_targets),
-        )  # fmt: skip
+        quantities = [(self._shaped_reward(rollout, signals), config.gae_lambda, True)]
+        quantities += [(self._seen_cost(rollout, signals), config.cost_gae_lambda, config.standardise_cost_advantage)]
+        if signals is not None and self.signal_multiplier is not None:
+            # Divided by its deviation: the scale of a similarity has no meaning beside that of a reward.
+            assert self.scoring is not None
+            quantities += [(excess(signals, self.scoring.reference), config.cost_gae_lambda, True)]
+        advantages, targets = [], []
+        for critic, (quantity, lam, divide) in enumerate(quantities[: len(values)]):
+            estimate, target = rollout_gae(rollout, quantity, values[critic], last_values[critic], config.gamma, lam)
+            advantages.append(standardise(estimate, divide=divide))
+            targets.append(target)
+        reward, *others = advantages
+        cost = others[0] if others else np.zeros_like(reward)
+        signal = others[1] if len(others) > 1 else None
+        return Batch(rollout.observations, rollout.actions, rollout.log_probs, reward, cost, np.stack(targets), signal)
 
-    def improve_policy(self, batch: Batch, bracket: Bracket | None) -> Losses:
-        """The learner's own update, with the multiplier as it stands after this epoch's costs.
+    def _shaped_reward(self, rollout: Rollout, signals: Signals | None) -> NDArray[np.float64]:
+        if signals is None:
+            return rollout.rewards
+        return rollout.rewards + reward_bonus(signals, self.config.signal.reward_weight)
+
+    def _seen_cost(self, rollout: Rollout, signals: Signals | None) -> NDArray[np.float64]:
+        """What the cost critic learns; the cost that is reported and constrained stays the environment's."""
+        if signals is None or self.config.signal.cost_weight == 0.0:
+            return rollout.costs
+        assert self.scoring is not None
+        return rollout.costs + cost_bonus(signals, self.config.signal.cost_weight, self.scoring.reference)
+
+    def improve_policy(self, batch: Batch, prices: Prices) -> Losses:
+        """The learner's own update, with the multipliers as they stand after this epoch's costs.
 
         Without a finished episode nothing is known of the gap; learners that read it then take the budget as just met.
         """
         self.learner.set_actor_lr(self.epoch, self.config.epochs)
         rng = np.random.default_rng((self.config.seed, _SHUFFLE, self.epoch))
         price = self.multiplier.value if self.multiplier else 0.0
-        losses = self.learner.update(batch, price, bracket.cost_gap if bracket else 0.0, rng)
+        if self.signal_multiplier is not None and batch.signal_advantages is not None:
+            priced, price = price_together(
+                batch.cost_advantages, price, batch.signal_advantages, self.signal_multiplier.value
+            )
+            batch = dataclasses.replace(batch, cost_advantages=priced)
+        losses = self.learner.update(batch, price, prices.cost_gap, rng)
         figures = [losses.policy_loss, *losses.critic_losses, losses.kl]
         if not (np.isfinite(figures).all() and np.isfinite(self.learner.networks.block).all()):
             raise RunError(
@@ -221,25 +270,32 @@ class Trainer:
             )
         return losses
 
-    def record(self, episodes: list[dict[str, Any]], losses: Losses, bracket: Bracket | None) -> None:
+    def record(self, episodes: list[dict[str, Any]], losses: Losses, prices: Prices) -> None:
         """One row for the epoch, one per episode."""
         finished = [row for row in episodes if row["finished"]]
+        env_return, bonus = self._window_mean("return"), self._window_mean("bonus") if self.scoring else None
         row = {
             "epoch": self.epoch,
             "steps": self.epoch * self.config.steps_per_epoch,
             "episodes": len(finished),
-            "env_return": self._window_mean(0),
-            "episode_cost": self._window_mean(1),
-            "episode_length": self._window_mean(2),
-            "epoch_cost": float(np.mean([row["cost"] for row in finished])) if finished else None,
+            "env_return": env_return,
+            "bonus": bonus if self.scoring else None,
+            "shaped_return": env_return + bonus
+            if self.scoring and env_return is not None and bonus is not None
+            else None,
+            "episode_cost": self._window_mean("cost"),
+            "episode_length": self._window_mean("length"),
+            "epoch_cost": mean_of(finished, "cost"),
             "budget": self.budget,
-            "cost_gap": bracket.cost_gap if bracket else None,
-            "signal_term": bracket.signal_term if bracket else None,
-            "bracket": bracket.value if bracket else None,
+            **prices.figures(),
             "multiplier": self.multiplier.value if self.multiplier else None,
+            "signal_multiplier": self.signal_multiplier.value if self.signal_multiplier else None,
+            **{name: mean_of(finished, name) for name in ("positive_score", "negative_score", "signal_excess")},
+            **{name: mean_of(episodes, name, weight="scored") for name in ("kappa", "margin")},
             "policy_loss": losses.policy_loss,
             "reward_critic_loss": losses.critic_losses[0],
             "cost_critic_loss": losses.critic_losses[1] if len(losses.critic_losses) > 1 else None,
+            "signal_critic_loss": losses.critic_losses[2] if len(losses.critic_losses) > 2 else None,
             "kl": losses.kl,
             "passes": losses.passes,
             "entropy": losses.entropy,
@@ -266,12 +322,15 @@ class Trainer:
                 arrays={
                     **self.learner.state(),
                     **self.normaliser.arrays(),
-                    "window": np.array(self.window, np.float64).reshape(-1, 3),
+                    "window": np.array(self.window, np.float64).reshape(-1, len(_WINDOW)),
+                    **(self.scoring.state() if self.scoring else {}),
                 },
                 values={
                     "trained": self.epoch > 0,
                     "shape": dataclasses.asdict(self.learner.shape),
                     "multiplier": self.multiplier.state() if self.multiplier else None,
+                    "signal_multiplier": self.signal_multiplier.state() if self.signal_multiplier else None,
+                    "calibration": self.calibration.to_dict() if self.calibration else None,
                 },
             )
         )
@@ -292,17 +351,20 @@ class Trainer:
         """Build everything at its initial value, then put the newest checkpoint's state in place."""
         sizes, learner = self.dimensions, self.config.learner
         rng = np.random.default_rng((self.config.seed, _INITIAL))
-        self.learner = LEARNERS[learner.algorithm](sizes.observation, sizes.action, learner, rng)
-        self.normaliser = Normaliser.empty(sizes.observation)
         self.multiplier = make_multiplier(self.config.multiplier)
+        self.signal_multiplier = make_signal_multiplier(self.config.signal.multiplier)
+        more_critics = 1 if self.signal_multiplier else 0
+        self.learner = LEARNERS[learner.algorithm](sizes.observation, sizes.action, learner, rng, more_critics)
+        self.normaliser = Normaliser.empty(sizes.observation)
         size = None if self.config.cost_window == "epoch" else self.config.cost_window
-        self.window: deque[tuple[float, float, float]] = deque(maxlen=size)
+        self.window: deque[tuple[float, ...]] = deque(maxlen=size)
         self.epoch, self._saved_epoch = 0, -1
         if saved_epochs(self.run.checkpoints):
             self._continue()
         else:
             self.run.start_over()
-            self.run.event("started")
+            self.run.event("started", **self._scorer_details())
+            self._calibrate_if_needed()
             self.save()
         self.display.start(self.epoch)
 
@@ -311,7 +373,9 @@ class Trainer:
         for problem in problems:
             self.display.note(f"{problem}; going back to epoch {checkpoint.epoch}")
         damaged = {"damaged": problems} if problems else {}
-        self.run.event("resumed", epoch=checkpoint.epoch, packages=package_versions(), **damaged)
+        self.run.event(
+            "resumed", epoch=checkpoint.epoch, packages=package_versions(), **self._scorer_details(), **damaged
+        )
         values, arrays = checkpoint.values, checkpoint.arrays
         self.epoch = self._saved_epoch = checkpoint.epoch
         self.learner.load_state(arrays)
@@ -319,9 +383,40 @@ class Trainer:
         self.window.extend(tuple(row) for row in arrays["window"].tolist())
         if self.multiplier is not None:
             self.multiplier.load_state(values["multiplier"])
+        if self.signal_multiplier is not None:
+            self.signal_multiplier.load_state(values["signal_multiplier"])
+        if self.scoring is not None:
+            self.scoring.load_state(arrays)
+            if values["calibration"] is not None:
+                self.scoring.calibration = Calibration.from_dict(values["calibration"])
 
-    def _window_mean(self, column: int) -> float | None:
-        return float(np.mean([row[column] for row in self.window])) if self.window else None
+    def _calibrate_if_needed(self) -> None:
+        """Read the gate and the reference level from a random policy's frames, where the run leaves them open."""
+        if self.scoring is None or not self.config.signal.needs_calibration:
+            return
+        self.display.note("calibrating the scorer on a random policy's frames")
+        calibration = calibrate(
+            self.config, self.spec, self.scoring, self.workers, self.dimensions.action,
+            (self.config.seed, _CALIBRATE), lambda: self.stop.requested,
+        )  # fmt: skip
+        if calibration is None:
+            raise Interrupted(
+                f"stopped by {self.stop.reason} while the scorer was calibrated; "
+                f"continue with: {self.run.resume_command}"
+            )
+        self.scoring.calibration = calibration
+        self.run.event("calibrated", **calibration.to_dict())
+
+    def _scorer_details(self) -> dict[str, Any]:
+        return {"scorer": {"name": self.config.signal.scorer, **self.scoring.scorer.describe()}} if self.scoring else {}
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return self.scoring.calibration if self.scoring else None
+
+    def _window_mean(self, column: str) -> float | None:
+        place = _WINDOW.index(column)
+        return float(np.mean([row[place] for row in self.window])) if self.window else None
 
     def _note_crash(self, crash: WorkerCrash) -> None:
         self.display.note(
@@ -330,16 +425,3 @@ class Trainer:
         self.run.event(
             "worker crashed", epoch=self.epoch + 1, worker=crash.task, cause=crash.cause, restart=crash.restart
         )
-
-
-class Clock:
-    """Seconds spent in each stage of an epoch."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.seconds[stage] = round(now - self._since, 4)
-        self._since = now

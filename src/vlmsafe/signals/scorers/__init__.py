@@ -1,1 +1,135 @@
-"""Scorers by name. A model and its libraries are imported only when one is made."""
+"""Scorers by name. A model and its libraries are imported only when one is asked for.
+
+clip:<model id or folder>       any CLIP or SigLIP checkpoint; clip alone is the paper's ViT-B/32
+qwen2-vl:<model id or folder>   yes/no probabilities; qwen2-vl alone is the paper's 7B model
+rnd                             novelty of the observation
+constant:<value>                a control; constant:<positive>,<negative> sets the two scores apart
+noise                           a control
+oracle                          a control: the simulator's own hazard
+python:<module>:<name>          your own: a callable that takes the PromptSet and returns a Scorer
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vlmsafe.errors import InputError, VlmsafeError, unknown_name
+from vlmsafe.signals.scorers.api import Look, Rule, Scorer
+
+if TYPE_CHECKING:  # workers import this package too, and need no YAML
+    from vlmsafe.signals.prompts import PromptSet
+
+__all__ = ["Look", "Precision", "Rule", "Scorer", "ScorerName", "make_scorer", "parse_scorer"]
+
+Precision = Literal["float32", "bfloat16"]
+
+CLIP_DEFAULT = "openai/clip-vit-base-patch32"
+QWEN2_VL_DEFAULT = "Qwen/Qwen2-VL-7B-Instruct"
+
+# What may follow the colon, and what stands for it where nothing does; None: nothing may follow.
+_ARGUMENTS: dict[str, tuple[str, str | None] | None] = {
+    "clip": ("<model id or folder>", CLIP_DEFAULT),
+    "qwen2-vl": ("<model id or folder>", QWEN2_VL_DEFAULT),
+    "rnd": None,
+    "constant": ("<value>", None),
+    "noise": None,
+    "oracle": None,
+    "python": ("<module>:<name>", None),
+}
+
+
+@dataclass(frozen=True)
+class ScorerName:
+    """A scorer as the user names it, taken apart."""
+
+    kind: str
+    argument: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.argument}" if self.argument else self.kind
+
+    @property
+    def large(self) -> bool:
+        """Whether this is a large model such as ViT-L/14, whose gate the paper calibrates on ten times the frames."""
+        return self.kind == "clip" and "large" in self.argument.lower()
+
+
+def parse_scorer(text: str) -> ScorerName:
+    """Take a scorer's name apart and fill in the default model."""
+    kind, _, argument = text.partition(":")
+    if kind not in _ARGUMENTS:
+        raise unknown_name("scorer", kind, _ARGUMENTS)
+    after = _ARGUMENTS[kind]
+    if after is None:
+        if argument:
+            raise InputError(f"the scorer '{kind}' takes nothing after it, got '{argument}'")
+        return ScorerName(kind)
+    form, default = after
+    if not argument and default is None:
+        raise InputError(f"the scorer '{kind}' needs something after it: {kind}:{form}")
+    return ScorerName(kind, argument or str(default))
+
+
+def make_scorer(
+    name: ScorerName | str,
+    prompts: PromptSet,
+    *,
+    device: str = "auto",
+    precision: Precision = "float32",
+    compile: bool = False,
+    batch: int = 64,
+    observation: int = 0,
+    seed: tuple[int, ...] = (0,),
+) -> Scorer:
+    """Load a scorer. `observation` is the length of the vectors a scorer of observations will see."""
+    name = parse_scorer(name) if isinstance(name, str) else name
+    if name.kind == "clip":
+        from vlmsafe.signals.scorers.clip import ClipScorer
+
+        return ClipScorer.load(name.argument, prompts, device=device, precision=precision, compile=compile, batch=batch)
+    if name.kind == "qwen2-vl":
+        from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
+
+        return Qwen2VLScorer.load(name.argument, prompts, device=device, precision=precision, batch=batch)
+    if name.kind == "rnd":
+        from vlmsafe.signals.scorers.rnd import RndScorer
+
+        return RndScorer(observation, seed)
+    if name.kind == "python":
+        return _own_scorer(name.argument, prompts)
+    from vlmsafe.signals.scorers import controls
+
+    if name.kind == "constant":
+        return controls.ConstantScorer(*_constants(name.argument))
+    return controls.NoiseScorer() if name.kind == "noise" else controls.OracleScorer()
+
+
+def _constants(argument: str) -> tuple[float, float]:
+    try:
+        values = [float(value) for value in argument.split(",")]
+    except ValueError:
+        values = []
+    if not 1 <= len(values) <= 2 or not all(0.0 <= value <= 1.0 for value in values):
+        raise InputError(f"the scorer 'constant' takes one score in [0, 1], or two with a comma, got '{argument}'")
+    return values[0], values[-1]
+
+
+def _own_scorer(argument: str, prompts: PromptSet) -> Scorer:
+    module, _, name = argument.partition(":")
+    try:
+        maker = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"cannot import the scorer 'python:{argument}': {error}") from None
+    try:
+        scorer = maker(prompts)
+    except VlmsafeError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise InputError(f"'python:{argument}' raised {type(error).__name__}: {error}") from error
+    if not isinstance(scorer, Scorer):
+        raise InputError(
+            f"'python:{argument}' gave a {type(scorer).__name__}; expected a vlmsafe.signals.scorers.Scorer"
+        )
+    return scorer

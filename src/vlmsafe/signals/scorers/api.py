@@ -46,3 +46,4 @@ class Scorer(abc.ABC):
 
     def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Continue from `state`."""
+        assert not arrays

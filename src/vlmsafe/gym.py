@@ -1,0 +1,196 @@
+"""The signals for other people's trainers: a Gymnasium wrapper that adds the bonus and reports the scores.
+
+    env = SemanticSignals(gymnasium.make("CarRacing-v3", render_mode="rgb_array"), "clip", "my-prompts.yaml")
+
+The reward becomes r + lambda_r kappa r_vlm (Eq. 4). `info` holds what was added and why, so that the environment's own
+return is never lost. Unlike `vlmsafe train`, a wrapper has to score inside the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, SupportsFloat
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.errors import InputError
+from vlmsafe.signals.calibration import Calibration
+from vlmsafe.signals.gate import AnyGate, Gate, OpenGate, ProbabilityGate
+from vlmsafe.signals.prompts import PromptSet, load_prompts
+from vlmsafe.signals.rules import Scores, apply_rule
+from vlmsafe.signals.scorers import Precision, Rule, Scorer, make_scorer
+from vlmsafe.signals.shaping import due
+
+__all__ = ["SemanticSignals"]
+
+_GATES: dict[str, AnyGate] = {"off": OpenGate(), "prior-symmetric": Gate(), "probability": ProbabilityGate()}
+
+
+class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Scores every `every`-th state of an episode and pays a bonus for it.
+
+    Each step's `info` gains `env_reward` and `bonus` (their sum is the reward), `positive_score`, `negative_score`,
+    `kappa` and `scored` (whether this step was scored or repeats), and `margin` once there is one. Before an episode's
+    first score they are (0, 0, 1). The last step's `info["signal_episode"]` has the episode's sums and means.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        scorer: Scorer | str = "clip",
+        prompts: PromptSet | str | Path | None = None,
+        gate: AnyGate | Literal["off", "prior-symmetric", "probability"] = "prior-symmetric",
+        every: int = 4,
+        *,
+        reward_weight: float = 0.1,
+        rule: Rule = "decoupled",
+        device: str = "auto",
+        precision: Precision = "float32",
+        seed: int = 0,
+    ) -> None:
+        """`scorer` and `prompts` are names as on the command line, or objects; `seed` is for scorers that draw."""
+        super().__init__(env)
+        if every < 1:
+            raise InputError(f"every is {every}; it must be at least 1")
+        if isinstance(gate, str) and gate not in _GATES:
+            raise InputError(
+                f"gate is '{gate}'; expected {', '.join(_GATES)}, or a Gate; for a calibrated one call calibrate()"
+            )
+        self.gate: AnyGate = _GATES[gate] if isinstance(gate, str) else gate
+        self.every, self.reward_weight, self.rule = every, reward_weight, rule
+        self.scorer = scorer if isinstance(scorer, Scorer) else self._load(scorer, prompts, device, precision, seed)
+        if rule not in self.scorer.rules:
+            raise InputError(f"this scorer cannot be used with the rule '{rule}'; it gives {self.scorer.rules}")
+        if self.scorer.looks_at == "frame" and _frame_of(env) is None and env.render_mode != "rgb_array":
+            raise InputError(
+                f"the environment's render_mode is {env.render_mode!r}; scoring frames needs "
+                "gymnasium.make(..., render_mode='rgb_array')"
+            )
+        self._dice = np.random.default_rng((seed, 1))
+        self._begin_episode()
+
+    def _load(
+        self, name: str, prompts: PromptSet | str | Path | None, device: str, precision: Precision, seed: int
+    ) -> Scorer:
+        if prompts is None and name.split(":")[0] in ("clip", "qwen2-vl"):
+            raise InputError(f"the scorer '{name}' compares frames with prompts; pass a PromptSet, a name or a file")
+        chosen = prompts if isinstance(prompts, PromptSet) else load_prompts(prompts) if prompts else None
+        length = gymnasium.spaces.utils.flatdim(self.env.observation_space) if name == "rnd" else 0
+        return make_scorer(
+            name,
+            chosen or PromptSet(("positive",), ("negative",)),
+            device=device,
+            precision=precision,
+            observation=length,
+            seed=(seed,),
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._begin_episode()
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        observation, env_reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        scored = due(self._steps, self.every)
+        if scored:
+            self._refresh(self._look(observation))
+        reward = float(env_reward)
+        bonus = self.reward_weight * self._now["kappa"] * self._now["positive_score"]
+        self._count(reward, bonus, scored)
+        info = {**info, **self._now, "env_reward": reward, "bonus": bonus, "scored": scored}
+        if terminated or truncated:
+            info["signal_episode"] = self._episode()
+        return observation, reward + bonus, terminated, truncated, info
+
+    def calibrate(self, frames: int = 500, episodes: int = 5, *, target: float = 0.5, seed: int = 0) -> Calibration:
+        """Set the gate from a random policy's frames (Eq. 5). Resets the environment, and leaves it to be reset."""
+        per_episode = math.ceil(frames / episodes)
+        rng = np.random.default_rng(seed)
+        self.env.action_space.seed(int(rng.integers(2**31)))
+        parts: list[Scores] = []
+        episode_count, barren = 0, 0
+        while sum(len(part.margin) for part in parts) < frames:
+            before = len(parts)
+            self.env.reset(seed=int(rng.integers(2**31)))
+            step, finished = 0, False
+            while not finished and (len(parts) - before < per_episode or episodes == 1):
+                observation, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
+                step, finished = step + 1, bool(terminated or truncated)
+                if due(step, self.every):
+                    parts.append(self._score(self._look(observation)))
+            episode_count += len(parts) > before
+            barren = 0 if len(parts) > before else barren + 1
+            if barren == 20:
+                raise InputError(f"20 episodes ended before step {self.every}, so no frame was taken; lower `every`")
+        columns = (np.concatenate([getattr(p, name) for p in parts])[:frames] for name in Scores.__dataclass_fields__)
+        calibration = Calibration.of(Scores(*columns), episode_count, gate_target=target)
+        self.gate = calibration.gate
+        return calibration
+
+    def _look(self, observation: Any) -> NDArray[Any]:
+        """A batch of one of whatever the scorer looks at."""
+        looks_at = self.scorer.looks_at
+        if looks_at == "frame":
+            return self._frame()[None]
+        if looks_at == "observation":
+            flat = gymnasium.spaces.utils.flatten(self.env.observation_space, observation)
+            return np.asarray(flat, np.float32)[None]
+        if looks_at == "hazard":
+            return np.array([self.env.get_wrapper_attr("hazard")()])
+        return self._dice.random((1, 2)) if looks_at == "noise" else np.zeros(1)
+
+    def _frame(self) -> NDArray[np.uint8]:
+        own = _frame_of(self.env)
+        frame: Any = own() if own is not None else self.env.render()
+        if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+            what = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
+            raise InputError(f"render() gave {what}; expected a uint8 array [height, width, 3]")
+        return frame
+
+    def _score(self, inputs: NDArray[Any]) -> Scores:
+        return apply_rule(self.rule, self.scorer.score(inputs), self.scorer.groups)
+
+    def _refresh(self, inputs: NDArray[Any]) -> None:
+        scores = self._score(inputs)
+        self._now = {
+            "positive_score": float(scores.positive[0]),
+            "negative_score": float(scores.negative[0]),
+            "margin": float(scores.margin[0]),
+            "kappa": float(self.gate(scores)[0]),
+        }
+
+    def _begin_episode(self) -> None:
+        self._steps = 0
+        self._now = {"positive_score": 0.0, "negative_score": 0.0, "kappa": 1.0}
+        self._sums = dict.fromkeys(("env_return", "bonus", "positive_score", "negative_score", "kappa", "scored"), 0.0)
+
+    def _count(self, reward: float, bonus: float, scored: bool) -> None:
+        self._sums["env_return"] += reward
+        self._sums["bonus"] += bonus
+        for name in ("positive_score", "negative_score"):
+            self._sums[name] += self._now[name]
+        if scored:
+            self._sums["kappa"] += self._now["kappa"]
+            self._sums["scored"] += 1
+
+    def _episode(self) -> dict[str, float]:
+        """Return and bonus apart; scores as means over all steps, kappa over the scored ones (1 where none is)."""
+        sums = self._sums
+        return {
+            "env_return": sums["env_return"],
+            "bonus": sums["bonus"],
+            "positive_score": sums["positive_score"] / self._steps,
+            "negative_score": sums["negative_score"] / self._steps,
+            "kappa": sums["kappa"] / sums["scored"] if sums["scored"] else 1.0,
+        }
+
+
+def _frame_of(env: gymnasium.Env[Any, Any]) -> Callable[[], Any] | None:
+    """The environment's own way to make a frame for scoring, where it has one: without indicators of cost."""
+    frame = getattr(env.unwrapped, "frame", None)
+    return frame if callable(frame) else None

@@ -1,0 +1,448 @@
+"""Scoring of frames with a frozen CLIP or SigLIP: cosine similarities of a frame's embedding to those of the prompts.
+
+The prompts are embedded once, when a model is loaded, and its text tower is dropped. What is left per frame is the
+resizing, the vision tower and one small product. On a GPU all of it happens there, on batches that arrive through two
+pinned buffers while the batch before is computed. `benchmarks/scoring.py` measures what that gains.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import huggingface_hub
+import numpy as np
+import torch
+import transformers
+from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vlmsafe.errors import InputError, MissingDependencyError
+from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
+from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
+
+if TYPE_CHECKING:
+    from vlmsafe.signals.prompts import PromptSet
+
+Precision = Literal["float32", "bfloat16"]
+
+_KINDS = ("clip", "siglip")
+_VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
+_HUB_SECONDS = 10.0
+
+# Half typed, both of them; what comes from them is Any.
+_models: Any = transformers
+_hub: Any = huggingface_hub
+
+
+class ClipScorer(Scorer):
+    """Similarities to the prompts, L2-normalised and without the model's logit scale."""
+
+    looks_at: ClassVar[Look] = "frame"
+    rules: ClassVar[tuple[Rule, ...]] = ("decoupled", "coupled", "clg")
+
+    def __init__(
+        self,
+        model: nn.Module,
+        texts: Tensor,
+        groups: tuple[int, int],
+        preprocessing: Preprocessing,
+        *,
+        device: str = "auto",
+        precision: Precision = "float32",
+        compile: bool = False,
+        batch: int = 64,
+        name: str = "",
+        revision: str | None = None,
+    ) -> None:
+        """Take over the vision tower of a CLIPModel or SiglipModel; `texts` are the prompts' embeddings [P + Q, D]."""
+        if batch < 1:
+            raise InputError(f"a batch must hold at least one frame, got {batch}")
+        if precision not in ("float32", "bfloat16"):
+            raise InputError(f"unknown precision '{precision}'; known: float32, bfloat16")
+        self.groups = groups
+        self.batch = batch
+        self._device = find_device(device)
+        self._precision = precision
+        self._compile = compile
+        self._preprocessing = preprocessing
+        config: Any = model.config
+        self._image = _pair(config.vision_config.image_size)
+        self._description = {
+            "model": name,
+            "revision": revision,
+            "device": str(self._device),
+            "precision": precision,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "image_size": self._image[0],
+        }
+        self._tower = _Tower(model, texts).to(self._device).eval().requires_grad_(False)
+        if self._device.type == "cuda":
+            # On the CPU the convolution is as fast, and what the reference computes to the last digit.
+            self._tower.use_patch_product()
+        self._tower.convert(getattr(torch, precision))
+        self._size: Size | None = None
+        self._program: Callable[[Tensor], Tensor]
+        self._pipeline: _Pipeline | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        prompts: PromptSet,
+        *,
+        device: str = "auto",
+        precision: Precision = "float32",
+        compile: bool = False,
+        batch: int = 64,
+    ) -> ClipScorer:
+        """A scorer from a folder, the user's Hugging Face cache or, failing these, the hub.
+
+        `compile` generates code for one batch size and one size of frames; it costs a minute at the first batch.
+        """
+        find_device(device)  # a wrong one is reported before anything is loaded
+        checkpoint = _find(model)
+        texts = _embed(checkpoint, prompts.texts, model)
+        return cls(
+            checkpoint.model,
+            texts,
+            prompts.sizes,
+            checkpoint.preprocessing,
+            device=device,
+            precision=precision,
+            compile=compile,
+            batch=batch,
+            name=model,
+            revision=checkpoint.revision,
+        )
+
+    def score(self, inputs: Inputs) -> Similarities:
+        """Frames uint8 [N, height, width, 3] to similarities [N, P + Q]."""
+        if not isinstance(inputs, np.ndarray) or inputs.dtype != np.uint8 or inputs.ndim != 4 or inputs.shape[3] != 3:
+            came = f"{inputs.dtype} {list(inputs.shape)}" if isinstance(inputs, np.ndarray) else type(inputs).__name__
+            raise InputError(f"expected frames as a uint8 array [N, height, width, 3], got {came}")
+        if 0 in inputs.shape[1:3]:
+            raise InputError(f"frames have no pixels: their shape is {list(inputs.shape[1:])}")
+        if not len(inputs):
+            return np.empty((0, sum(self.groups)), np.float32)
+        self._set_size((inputs.shape[1], inputs.shape[2]))
+        with torch.inference_mode():
+            if self._pipeline is not None:
+                return self._pipeline.run(self._program, inputs)
+            return self._score_on_cpu(inputs)
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._description)
+
+    def _set_size(self, size: Size) -> None:
+        """Get ready for frames of a size; it seldom changes within a run."""
+        if size == self._size:
+            return
+        if (output := self._preprocessing.output(size)) != self._image:
+            raise InputError(
+                f"the model's preprocessor makes {output[0]} x {output[1]} pixels of frames of {size[0]} x {size[1]}, "
+                f"but the model reads {self._image[0]} x {self._image[1]}"
+            )
+        on_gpu = self._device.type == "cuda"
+        products = (torch.float32 if self._precision == "float32" else torch.float16) if on_gpu else None
+        preparation = Preparation(
+            self._preprocessing, size, pixels=getattr(torch, self._precision), products=products
+        ).to(self._device)
+        program = nn.Sequential(preparation, self._tower)
+        self._program = torch.compile(program, dynamic=False) if self._compile else program
+        self._pipeline = _Pipeline(self._device, self.batch, size, whole=self._compile) if on_gpu else None
+        self._size = size
+
+    def _score_on_cpu(self, frames: NDArray[np.uint8]) -> Similarities:
+        similarities = np.empty((len(frames), sum(self.groups)), np.float32)
+        for start in range(0, len(frames), self.batch):
+            # Torch takes no negative strides, and warns where an array is read-only.
+            part = np.require(frames[start : start + self.batch], requirements=("C", "W"))
+            count = len(part)
+            if self._compile and count < self.batch:
+                part = np.concatenate([part, np.zeros((self.batch - count, *part.shape[1:]), np.uint8)])
+            similarities[start : start + count] = self._program(torch.from_numpy(part))[:count].numpy()
+        return similarities
+
+
+def find_device(device: str) -> torch.device:
+    """The device a user named; "auto" is the GPU where there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, index = device.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
+        raise InputError(f"unknown device '{device}'; known: auto, cpu, cuda, cuda:<number>")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"device '{device}' is not there: PyTorch sees {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'"
+        )
+    return torch.device(device)
+
+
+class _Tower(nn.Module):
+    """Pixels to similarities."""
+
+    def __init__(self, model: Any, texts: Tensor) -> None:
+        super().__init__()
+        self.vision: Any = model.vision_model
+        self.projection: nn.Module = getattr(model, "visual_projection", nn.Identity())  # SigLIP has none
+        self.texts: Tensor
+        self.register_buffer("texts", functional.normalize(texts.detach().float(), dim=-1).T.contiguous())
+
+    def use_patch_product(self) -> None:
+        self.vision.embeddings.patch_embedding = PatchProduct(self.vision.embeddings.patch_embedding)
+
+    def convert(self, precision: torch.dtype) -> None:
+        """Change the weights' type; the prompts' embeddings and the product with them stay in float32."""
+        self.vision.to(precision)
+        self.projection.to(precision)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        embeddings = self.projection(self.vision(pixel_values=pixels).pooler_output)
+        return (functional.normalize(embeddings.float(), dim=-1) @ self.texts).clamp(-1.0, 1.0)
+
+
+class _Pipeline:
+    """Frames in host memory through a program on the GPU, with the copies beside the computation."""
+
+    def __init__(self, device: torch.device, batch: int, size: Size, whole: bool) -> None:
+        self._device = device
+        self._batch = batch
+        self._whole = whole  # whether the program takes full batches only
+        self._copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stages = [_Stage(device, (batch, *size, 3)) for _ in range(2)]
+
+    def run(self, program: Callable[[Tensor], Tensor], frames: NDArray[np.uint8]) -> Similarities:
+        computing = torch.cuda.current_stream(self._device)
+        parts: list[Tensor] = []
+        for number, start in enumerate(range(0, len(frames), self._batch)):
+            stage = self._stages[number % 2]
+            part = np.require(frames[start : start + self._batch], requirements=("C", "W"))
+            count = len(part)
+            stage.copied.synchronize()  # its pinned buffer is free again
+            stage.pinned[:count].copy_(torch.from_numpy(part))
+            with torch.cuda.stream(self._copying):
+                self._copying.wait_event(stage.computed)
+                stage.frames[:count].copy_(stage.pinned[:count], non_blocking=True)
+                stage.copied.record(self._copying)
+            computing.wait_event(stage.copied)
+            # A program's output may be overwritten by its next run, hence the copy.
+            parts.append(program(stage.frames if self._whole else stage.frames[:count])[:count].clone())
+            stage.computed.record(computing)
+        similarities: Similarities = torch.cat(parts).cpu().numpy()
+        return similarities
+
+
+class _Stage:
+    """A pinned buffer, the one on the device it is copied to, and when each may be written again."""
+
+    def __init__(self, device: torch.device, shape: tuple[int, ...]) -> None:
+        self.pinned = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
+        self.frames = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    kind: str
+    model: Any
+    tokenizer: Any
+    preprocessing: Preprocessing
+    revision: str | None
+
+
+class _Unreadable(Exception):
+    """Files that are not there or cannot be used, in one line."""
+
+
+def _find(model: str) -> _Checkpoint:
+    """A checkpoint from a folder, or by its name: from the cache where it is complete, without a request to the hub."""
+    if (folder := Path(model).expanduser()).is_dir():
+        if not (folder / "config.json").is_file():
+            raise InputError(f"the folder {model} holds no model: there is no config.json in it")
+        try:
+            return _read(str(folder), model, local=True)
+        except _Unreadable as error:
+            raise InputError(f"cannot load the model in the folder {model}: {error}") from error
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) is None:
+        raise InputError(f"there is no folder {model}, nor can that be the name of a model on the Hugging Face hub")
+    try:
+        return _read(model, model, local=True)
+    except _Unreadable as error:
+        _ask_hub(model, str(error))
+    try:
+        return _read(model, model, local=False)
+    except _Unreadable as error:
+        raise InputError(f"cannot load the model '{model}' from the Hugging Face hub: {error}") from error
+
+
+def _ask_hub(model: str, missing: str) -> None:
+    """Fail at once where the hub cannot be reached or has no such model; a download would try for half a minute."""
+    try:
+        _hub.HfApi().model_info(model, timeout=_HUB_SECONDS)
+    except GatedRepoError as error:
+        raise InputError(f"ask for access to '{model}' at https://hf.co/{model}, then run: hf auth login") from error
+    except RepositoryNotFoundError as error:
+        raise InputError(
+            f"the model '{model}' is neither a folder nor on the Hugging Face hub; if it is private, run: hf auth login"
+        ) from error
+    except Exception as error:  # of which class depends on the version of the hub's library
+        where = "is neither a folder nor in the Hugging Face cache"
+        if _file(model, "config.json"):
+            where = f"is not complete in the Hugging Face cache ({missing})"
+        raise InputError(
+            f"the model '{model}' {where}, and the hub cannot be reached; get it on a machine with internet with: "
+            f"hf download {model}, or pass clip:<folder>"
+        ) from error
+
+
+def _read(source: str, model: str, local: bool) -> _Checkpoint:
+    """Everything of a checkpoint; `_Unreadable` where something is missing, InputError where it is of another kind."""
+    with _quiet():
+        with _in_one_line("configuration"):
+            config = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)[0]
+        if (kind := config.get("model_type")) not in _KINDS:
+            hint = "; of SigLIP 2 take one of fixed resolution, such as google/siglip2-base-patch16-224"
+            raise InputError(
+                f"the model '{model}' is of the kind '{kind}'; supported are {' and '.join(_KINDS)}"
+                f"{hint if kind == 'siglip2' else ''}"
+            )
+        with _in_one_line("tokenizer"):
+            try:
+                tokenizer: Any = _models.AutoTokenizer.from_pretrained(source, local_files_only=local)
+            except ImportError as error:
+                raise MissingDependencyError(
+                    f"the tokenizer of '{model}' needs the Python packages sentencepiece and protobuf; "
+                    "install them with: pip install sentencepiece protobuf"
+                ) from error
+            # Without its vocabulary a tokenizer loads all the same, and takes every word for unknown.
+            if not any(all(_file(source, name) for name in names) for names in _VOCABULARIES):
+                raise FileNotFoundError("there is no vocabulary")
+        with _in_one_line("weights"):
+            network, report = _models.AutoModel.from_pretrained(
+                source, dtype=torch.float32, local_files_only=local, output_loading_info=True
+            )
+            if missing := sorted(report["missing_keys"]):  # they were drawn at random
+                raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
+        size = _pair(network.config.vision_config.image_size)[0]
+        default = Preprocessing.clip(size) if kind == "clip" else Preprocessing.siglip(size)
+        with _in_one_line("preprocessor"):
+            preprocessing = Preprocessing.read(_preprocessor_settings(source, local), default)
+    return _Checkpoint(kind, network, tokenizer, preprocessing, _revision(source))
+
+
+def _file(source: str, name: str) -> Path | None:
+    """A file of a checkpoint in a folder or in the cache."""
+    if Path(source).is_dir():
+        path = Path(source) / name
+        return path if path.is_file() else None
+    found = _hub.try_to_load_from_cache(source, name)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _preprocessor_settings(source: str, local: bool) -> dict[str, Any]:
+    """What the image processor's configuration says, in either of its two files; empty where a model has none."""
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        if not local:
+            with suppress(EntryNotFoundError):  # which the cache remembers
+                _hub.hf_hub_download(source, name)
+        if path := _file(source, name):
+            settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if name == "preprocessor_config.json":
+                return settings
+            if "image_processor" in settings:
+                nested: dict[str, Any] = settings["image_processor"]
+                return nested
+    if not Path(source).is_dir() and _hub.try_to_load_from_cache(source, "preprocessor_config.json") is None:
+        raise FileNotFoundError("it was not downloaded")
+    return {}
+
+
+def _revision(source: str) -> str | None:
+    """The commit a checkpoint is of, which is the name of its folder in the cache."""
+    config = _file(source, "config.json")
+    return config.parent.name if config and re.fullmatch("[0-9a-f]{40}", config.parent.name) else None
+
+
+def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Tensor:
+    """The prompts' embeddings [P + Q, D], as each kind of model was trained."""
+    network, tokenizer = checkpoint.model, checkpoint.tokenizer
+    longest: int = network.config.text_config.max_position_embeddings
+    if checkpoint.kind == "siglip":  # the tokenizer of SigLIP 2 leaves this to its caller
+        prompts = tuple(prompt.lower() for prompt in prompts)
+    with _quiet(), torch.inference_mode():
+        for prompt in prompts:
+            if (count := len(tokenizer(prompt)["input_ids"])) > longest:  # cut off, it would be another prompt
+                raise InputError(
+                    f"the prompt '{prompt}' has {count} tokens, and the model '{model}' reads at most {longest}; "
+                    "shorten it"
+                )
+        network.eval()
+        if checkpoint.kind == "siglip":
+            # Trained on texts padded at the end to the full length, with attention to the padding.
+            tokens = tokenizer(
+                list(prompts), padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"
+            )
+            embeddings: Tensor = network.text_model(input_ids=tokens["input_ids"]).pooler_output
+            return embeddings
+        tokens = tokenizer(list(prompts), padding=True, return_tensors="pt")
+        pooled = network.text_model(
+            input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
+        ).pooler_output
+        embeddings = network.text_projection(pooled)
+        return embeddings
+
+
+def _pair(size: Any) -> Size:
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+@contextmanager
+def _in_one_line(part: str) -> Iterator[None]:
+    """Whatever a library says of a damaged or missing file, as the first line of it; errors of ours pass."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise _Unreadable(f"its {part}: {lines[0] if lines else type(error).__name__}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings, progress bars or background requests of the libraries, whose settings are as before afterwards."""
+    logs = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
+    levels = [log.level for log in logs]
+    bars, hub_bars = _models.utils.logging.is_progress_bar_enabled(), not _hub.utils.are_progress_bars_disabled()
+    variable = "DISABLE_SAFETENSORS_CONVERSION"  # weights in the older format else start a thread that asks the hub
+    before = os.environ.get(variable)
+    for log in logs:
+        log.setLevel(logging.ERROR)
+    _models.utils.logging.disable_progress_bar()  # the hub's too
+    os.environ[variable] = "1"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+        if bars:
+            _models.utils.logging.enable_progress_bar()
+        if bars and not hub_bars:
+            _hub.utils.disable_progress_bars()
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before

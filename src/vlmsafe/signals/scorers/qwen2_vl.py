@@ -1,0 +1,321 @@
+"""Yes/no probabilities of frames by Qwen2-VL, one question for each group of prompts.
+
+The model is asked, in its chat format, whether the frame shows the group's description. With l the logits of the token
+that would come next, and Y and N the ways to write yes and no in one token,
+
+    P(yes | frame, description) = sigmoid(logsumexp of l over Y - logsumexp of l over N)
+
+The two questions about a frame differ only in their last words. What comes before, the frame with it, goes through the
+model once; each question then adds its own words to the attention cache. Frames of a batch have one size, so their
+sequences have one length and nothing is padded.
+
+Any Qwen2-VL or Qwen2.5-VL checkpoint will do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import huggingface_hub
+import numpy as np
+import torch
+import transformers
+from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+from vlmsafe.errors import InputError, VlmsafeError, unknown_name
+from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
+
+if TYPE_CHECKING:
+    from vlmsafe.signals.prompts import PromptSet
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+KINDS = ("qwen2_vl", "qwen2_5_vl")
+"""What a checkpoint may call itself in its config."""
+
+QUESTION = "Does this image show {description}? Answer yes or no."
+IMAGE = "<|image_pad|>"
+# What the checkpoints' own chat templates give for one image and one question. Written out because a template comes
+# with the checkpoint, and two copies of one model could then be asked differently.
+CHAT = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    f"<|im_start|>user\n<|vision_start|>{IMAGE}<|vision_end|>{{question}}<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+YES = ("yes", "Yes", "YES", " yes", " Yes", " YES")
+NO = ("no", "No", "NO", " no", " No", " NO")
+
+_DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+_HUB_TIMEOUT = 10.0  # seconds until the hub counts as out of reach
+
+# Half typed, both of them; what comes from them is Any.
+_models: Any = transformers
+_hub: Any = huggingface_hub
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model and what its inputs are made with."""
+
+    model: Any
+    tokenizer: Any
+    processor: Any
+    revision: str | None
+    """Commit on the hub; None for a folder."""
+
+
+class Qwen2VLScorer(Scorer):
+    """Two columns: P(yes) for the description of the positive group and for that of the negative one."""
+
+    looks_at: ClassVar[Look] = "frame"
+    rules: ClassVar[tuple[Rule, ...]] = ("yes-no",)
+    groups = (1, 1)
+
+    def __init__(
+        self, checkpoint: Checkpoint, prompts: PromptSet, *, name: str, device: torch.device, batch: int = 8
+    ) -> None:
+        if batch < 1:
+            raise InputError(f"the batch of the scorer 'qwen2-vl' must be at least 1, got {batch}")
+        self._name, self._revision, self._device, self._batch = name, checkpoint.revision, device, batch
+        self._model = checkpoint.model.to(device).eval().requires_grad_(False)
+        self._processor = checkpoint.processor
+        self._image = int(self._model.config.image_token_id)
+        self._merge = int(self._model.config.vision_config.spatial_merge_size)
+        self._yes = _single_tokens(checkpoint.tokenizer, YES, name)
+        self._no = _single_tokens(checkpoint.tokenizer, NO, name)
+        self._yes_ids, self._no_ids = (
+            torch.tensor(list(tokens.values()), device=device) for tokens in (self._yes, self._no)
+        )
+        descriptions = (prompts.positive_description, prompts.negative_description)
+        self._questions = [QUESTION.format(description=description) for description in descriptions]
+        texts = [_tokens(checkpoint.tokenizer, CHAT.format(question=question)) for question in self._questions]
+        for tokens, description in zip(texts, descriptions, strict=True):
+            if (places := tokens.count(self._image)) != 1:
+                raise InputError(
+                    f"the question about '{description}' has {places} places for an image, expected one: "
+                    f"{IMAGE} must be the image token of {name}, and no part of a description"
+                )
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+        shared = min(same, *(len(tokens) - 1 for tokens in texts))  # one token at least is left over, for its logits
+        self._shared, self._endings = texts[0][:shared], [tokens[shared:] for tokens in texts]
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        prompts: PromptSet,
+        *,
+        device: str = "auto",
+        precision: Precision = "bfloat16",
+        batch: int = 8,
+    ) -> Qwen2VLScorer:
+        """From a folder, else from the Hugging Face cache, else from the hub."""
+        if precision not in _DTYPES:
+            raise unknown_name("precision", precision, _DTYPES)
+        place = _device(device)
+
+        def load(local: bool) -> Checkpoint:
+            return _load_checkpoint(model, _DTYPES[precision], local)
+
+        with _quiet():
+            return cls(_load_or_explain(model, load, "qwen2-vl"), prompts, name=model, device=place, batch=batch)
+
+    @torch.inference_mode()
+    def score(self, inputs: Inputs) -> Similarities:
+        frames = np.asarray(inputs)
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape[1:]:
+            raise InputError(f"expected frames as uint8 [N, height, width, 3], got {frames.dtype} {list(frames.shape)}")
+        probabilities = np.empty((len(frames), len(self._questions)), np.float32)
+        for start in range(0, len(frames), self._batch):
+            part = slice(start, start + self._batch)
+            try:
+                probabilities[part] = self._probabilities(frames[part]).cpu().numpy()
+            except torch.cuda.OutOfMemoryError:
+                raise InputError(
+                    f"{self._name} runs out of memory on {self._device} with {self._batch} frames at a time; "
+                    "lower the batch, or take a smaller model"
+                ) from None
+        return probabilities
+
+    def _probabilities(self, frames: Inputs) -> torch.Tensor:
+        """P(yes) of frames of one size for both questions, [N, 2]."""
+        # Each frame apart and said to be RGB last, so that no shape is guessed.
+        images = self._processor(images=list(frames), input_data_format="channels_last", return_tensors="pt")
+        grids = images["image_grid_thw"]
+        rows, columns = (int(size) // self._merge for size in grids[0, 1:])
+        at, tokens = self._shared.index(self._image), rows * columns
+        shared = [*self._shared[:at], *[self._image] * tokens, *self._shared[at + 1 :]]
+        positions = _positions(at, rows, columns, len(shared) + max(map(len, self._endings)) - at - tokens)
+        cache = self._model.model(
+            input_ids=self._repeat(shared, len(frames)),
+            position_ids=self._spread(positions[:, : len(shared)], len(frames)),
+            pixel_values=images["pixel_values"].to(self._device),
+            image_grid_thw=grids.to(self._device),
+            use_cache=True,
+        ).past_key_values
+        columns_out: list[torch.Tensor] = []
+        for ending in self._endings:
+            places = positions[:, len(shared) : len(shared) + len(ending)]
+            logits = self._model(
+                input_ids=self._repeat(ending, len(frames)),
+                position_ids=self._spread(places, len(frames)),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+            cache.crop(-len(ending))  # the other question must not see this one
+            logits = logits.float()
+            odds = logits[:, self._yes_ids].logsumexp(1) - logits[:, self._no_ids].logsumexp(1)
+            columns_out.append(odds.sigmoid())
+        return torch.stack(columns_out, dim=1)
+
+    def _repeat(self, tokens: Sequence[int], count: int) -> torch.Tensor:
+        return torch.tensor(tokens, device=self._device).expand(count, -1)
+
+    def _spread(self, positions: torch.Tensor, count: int) -> torch.Tensor:
+        return positions.to(self._device)[:, None].expand(-1, count, -1)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "model": self._name,
+            "revision": self._revision,
+            "device": str(self._device),
+            "precision": str(self._model.dtype).removeprefix("torch."),
+            "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
+            "questions": list(self._questions),
+            "yes": list(self._yes),
+            "no": list(self._no),
+        }
+
+
+def _positions(before: int, rows: int, columns: int, after: int) -> torch.Tensor:
+    """Time, row and column of every token, [3, tokens]: the model's rotary positions, worked out for one image.
+
+    Text counts on in all three. The image stands still in time and spreads over rows and columns, and the text after it
+    goes on from the larger side.
+    """
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    image = torch.stack([torch.zeros_like(row), row, column]).reshape(3, -1) + before
+    start = before + max(rows, columns)
+    ahead, behind = torch.arange(before), torch.arange(start, start + after)
+    return torch.cat([ahead.expand(3, -1), image, behind.expand(3, -1)], dim=1)
+
+
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def _single_tokens(tokenizer: Any, variants: Sequence[str], name: str) -> dict[str, int]:
+    """The variants that are one token, and can be read back from it, so that an 'unknown' token is not one of them."""
+    found: dict[str, int] = {}
+    for variant in variants:
+        tokens = _tokens(tokenizer, variant)
+        if len(tokens) == 1 and tokenizer.decode(tokens) == variant:
+            found[variant] = tokens[0]
+    if not found:
+        raise InputError(f"the tokenizer of {name} has no single token for '{variants[0]}' in any spelling")
+    return found
+
+
+def _load_checkpoint(name: str, dtype: torch.dtype, local: bool) -> Checkpoint:
+    """Model, tokenizer and image processor; not the combined processor, whose video half needs torchvision."""
+    config, _ = _models.PreTrainedConfig.get_config_dict(name, local_files_only=local)
+    kind = config.get("model_type")
+    if kind is None:
+        raise FileNotFoundError("config.json is missing, or names no kind of model")
+    if kind not in KINDS:
+        raise InputError(f"{name} is a model of kind '{kind}'; the scorer 'qwen2-vl' needs one of {', '.join(KINDS)}")
+    model, report = _models.AutoModelForImageTextToText.from_pretrained(
+        name, dtype=dtype, local_files_only=local, output_loading_info=True
+    )
+    if missing := sorted(report["missing_keys"]):  # which would be left at random
+        raise InputError(f"the weights of {name} are incomplete: {len(missing)} are missing, the first is {missing[0]}")
+    tokenizer = _models.AutoTokenizer.from_pretrained(name, local_files_only=local)
+    # The same pixels whether or not torchvision happens to be installed.
+    processor = _models.AutoImageProcessor.from_pretrained(name, backend="pil", local_files_only=local)
+    return Checkpoint(model, tokenizer, processor, _revision(name))
+
+
+def _revision(name: str) -> str | None:
+    """The commit that the cache holds, which is a folder's name there; the libraries do not hand it on."""
+    path = None if Path(name).is_dir() else _hub.try_to_load_from_cache(name, "config.json")
+    return Path(path).parent.name if isinstance(path, str) else None
+
+
+def _load_or_explain(name: str, load: Callable[[bool], T], scorer: str) -> T:
+    """`load` with local files only, then with the hub; whatever goes wrong becomes one line that says what to do."""
+    try:
+        return load(True)
+    except VlmsafeError:
+        raise
+    except Exception as error:  # the libraries fail in many ways, a broken tokenizer with a bare Exception
+        if Path(name).is_dir():
+            raise InputError(f"the folder {name} holds no model that can be loaded: {_line(error)}") from error
+    try:
+        # One quick question first: a download retries for half a minute before it gives up.
+        _hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT)
+    except HFValidationError:
+        raise InputError(f"'{name}' is neither a folder nor the id of a model on the Hugging Face hub") from None
+    except GatedRepoError:
+        raise InputError(f"{name} needs its licence accepted on the Hugging Face hub, and 'hf auth login'") from None
+    except RepositoryNotFoundError:
+        raise InputError(f"'{name}' is not a folder, and the Hugging Face hub has no model of that name") from None
+    except Exception as error:  # the classes are those of an HTTP library that differs between versions of the hub's
+        raise InputError(
+            f"{name} is neither a folder nor complete in the Hugging Face cache, and the hub cannot be reached "
+            f"({_line(error)}); run 'hf download {name}' on a machine with internet, or pass {scorer}:<folder>"
+        ) from None
+    try:
+        return load(False)
+    except VlmsafeError:
+        raise
+    except Exception as error:
+        raise InputError(f"cannot load {name} from the Hugging Face hub: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch says 'not compiled with CUDA' by an assertion
+        raise InputError(f"cannot use the device '{name}': {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings and no progress bars of the libraries, whose settings are as before afterwards."""
+    models, hub, bars = _models.utils.logging, _hub.utils.logging, _hub.utils
+    levels = models.get_verbosity(), hub.get_verbosity()
+    enabled = models.is_progress_bar_enabled(), not bars.are_progress_bars_disabled()
+    models.set_verbosity_error()
+    hub.set_verbosity_error()
+    models.disable_progress_bar()
+    bars.disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        models.set_verbosity(levels[0])
+        hub.set_verbosity(levels[1])
+        if enabled[0]:
+            models.enable_progress_bar()
+        if enabled[1]:
+            bars.enable_progress_bars()

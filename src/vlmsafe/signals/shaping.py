@@ -1,0 +1,87 @@
+"""From scores at some steps to what learning uses at every step.
+
+Between two scored steps the newest values are reused; an episode begins with (0, 0, 1) for (r_vlm, c_vlm, kappa), so
+the first k - 1 steps of an episode score zero. Everything here is a pure function of arrays over one epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.signals.rules import Scores
+
+Float64 = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Signals:
+    """An epoch's signals, one entry per step."""
+
+    positive: Float64
+    """r_vlm."""
+    negative: Float64
+    """c_vlm, raw: before gate and weights."""
+    kappa: Float64
+    margin: Float64
+    """NaN before an episode's first score."""
+    scored: Mask
+    """The steps whose frame was scored; the others repeat."""
+
+
+def due(step: int, every: int) -> bool:
+    """Whether the state after the `step`-th step of an episode (from 1) is scored: steps k, 2k, ..."""
+    return step % every == 0
+
+
+def hold(scores: Scores, kappa: Float64, scored: Mask, path_ends: NDArray[np.int64]) -> Signals:
+    """Every step's signals: the newest score of the same path, or (0, 0, 1) before its first."""
+    steps = np.arange(len(scored))
+    # The index of the newest scored step at or before each step, -1 where there is none yet.
+    newest = np.maximum.accumulate(np.where(scored, steps, -1)) if len(scored) else steps
+    starts = np.concatenate([[0], path_ends[:-1]]).astype(np.int64)
+    first_of_path = np.repeat(starts, np.diff(np.concatenate([[0], path_ends])))
+    known = newest >= first_of_path
+    place = np.cumsum(scored) - 1  # which score each step's newest one is
+
+    def spread(values: Float64, before: float) -> Float64:
+        filled = np.full(len(scored), before)
+        filled[known] = values[place[known]]
+        return filled
+
+    return Signals(
+        positive=spread(scores.positive, 0.0),
+        negative=spread(scores.negative, 0.0),
+        kappa=spread(kappa, 1.0),
+        margin=spread(scores.margin, np.nan),
+        scored=scored,
+    )
+
+
+def reward_bonus(signals: Signals, weight: float) -> Float64:
+    """lambda_r kappa r_vlm (Eq. 4), what shaping adds to the environment's reward."""
+    return weight * signals.kappa * signals.positive
+
+
+def excess(signals: Signals, reference: float) -> Float64:
+    """(c_vlm - reference)+ where there is a score: raw similarities sit far above zero whatever the frame shows."""
+    return np.where(np.isnan(signals.margin), 0.0, np.maximum(signals.negative - reference, 0.0))
+
+
+def cost_bonus(signals: Signals, weight: float, reference: float) -> Float64:
+    """lambda_c kappa (c_vlm - reference)+, what the cost critic sees beside the environment's cost."""
+    return weight * signals.kappa * excess(signals, reference)
+
+
+def path_sums(values: Float64, path_ends: NDArray[np.int64]) -> Float64:
+    """Sum over each path."""
+    starts = np.concatenate([[0], path_ends[:-1]]).astype(np.int64)
+    return np.add.reduceat(values, starts)
+
+
+def path_means(values: Float64, path_ends: NDArray[np.int64]) -> Float64:
+    """Mean over each path: the inner mean of Eq. 6, every step counted."""
+    return path_sums(values, path_ends) / np.diff(np.concatenate([[0], path_ends]))

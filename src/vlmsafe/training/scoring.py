@@ -1,0 +1,168 @@
+"""A run's scorer at work: frames scored in batches while collection goes on, read by rule and gate afterwards.
+
+The policy never reads a score, so nothing has to wait for one. Workers hand over the frames that are due and go on; one
+thread of the main process scores them block by block. Before the update every block has been scored, and results are
+those of scoring inside the step (`--scoring in-step`, where the worker waits for each frame's score).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.config import SignalConfig, TrainConfig
+from vlmsafe.envs.stream import Frames, Stream
+from vlmsafe.errors import InputError, VlmsafeError
+from vlmsafe.signals.calibration import Calibration
+from vlmsafe.signals.gate import AnyGate, Gate, OpenGate, ProbabilityGate
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.rules import Scores, apply_rule
+from vlmsafe.signals.scorers import Scorer, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.api import Similarities
+from vlmsafe.signals.shaping import Signals, hold
+from vlmsafe.training.collection import Dimensions, Share, Watch
+
+
+class ScorerFailure(VlmsafeError):
+    """A scorer raised while scoring, with its traceback for the log."""
+
+    def __init__(self, message: str, details: str) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int, seed: tuple[int, ...]) -> Scorer:
+    """The scorer a run asks for, checked to fit its rule; `observation` is the length of what it may look at."""
+    signal = config.signal
+    scorer = make_scorer(
+        parse_scorer(signal.scorer),
+        prompts or PromptSet(("positive",), ("negative",)),  # for a scorer that compares with no text
+        device=signal.device,
+        precision=signal.precision,
+        compile=signal.compile,
+        batch=signal.batch,
+        observation=observation,
+        seed=seed,
+    )
+    if signal.rule not in scorer.rules:
+        raise InputError(
+            f"the scorer '{signal.scorer}' cannot be used with the rule '{signal.rule}' of the method "
+            f"'{config.method}'; it gives {' or '.join(scorer.rules)}"
+        )
+    return scorer
+
+
+class Scoring:
+    """A scorer with its rule and gate. Reads the frames of a pool's tasks; use it as a context."""
+
+    def __init__(self, scorer: Scorer, config: SignalConfig, dimensions: Dimensions) -> None:
+        self.scorer, self.config = scorer, config
+        self.calibration: Calibration | None = None
+        self.watch = Watch(scorer.looks_at, config.every)
+        self.stream: Stream | None = None
+        if scorer.looks_at == "frame":
+            assert dimensions.frame is not None
+            in_step = config.scoring == "in-step"
+            self.stream = Stream(dimensions.frame, block=1 if in_step else config.batch, wait=in_step)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
+        self._blocks: dict[int, list[Future[Similarities]]] = {}
+
+    # Reading frames, as `vlmsafe.envs.stream.Reader`.
+
+    def begin(self, task: int) -> None:
+        self._blocks[task] = []
+
+    def take(self, task: int, frames: Frames, give_back: Callable[[], None]) -> None:
+        for block in self._blocks[task]:
+            if block.done():
+                block.result()  # which raises what scoring raised, before more is collected in vain
+        self._blocks[task].append(self._thread.submit(self._score, frames, give_back))
+
+    def _score(self, frames: Frames, give_back: Callable[[], None]) -> Similarities:
+        try:
+            return self.score(frames)
+        finally:
+            give_back()
+
+    def score(self, inputs: NDArray[np.generic]) -> Similarities:
+        """The scorer's similarities, with whatever it raises as an error that names it."""
+        try:
+            return self.scorer.score(inputs)
+        except VlmsafeError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split()) or "no message"
+            raise ScorerFailure(
+                f"the scorer '{self.config.scorer}' raised {type(error).__name__}: {text}", traceback.format_exc()
+            ) from error
+
+    # What the epoch looked like.
+
+    def similarities(self, shares: Sequence[Share]) -> list[Similarities]:
+        """Of each worker's scored steps. A scorer that learns sees the workers one after another."""
+        if self.stream is None:
+            return [self.score(share.inputs) if len(share.inputs) else self._none() for share in shares]
+        blocks = [self._blocks.pop(task) for task in range(len(shares))]
+        return [np.concatenate([block.result() for block in task] or [self._none()]) for task in blocks]
+
+    def read(self, shares: Sequence[Share]) -> Scores:
+        """The scores of all scored steps, in the order of the workers."""
+        joined = np.concatenate(self.similarities(shares))
+        rule = self.config.rule
+        assert rule != "none"
+        return apply_rule(rule, joined, self.scorer.groups)
+
+    def signals(self, shares: Sequence[Share], path_ends: NDArray[np.int64]) -> Signals:
+        """Every step's signals, once the epoch is collected."""
+        scores = self.read(shares)
+        scored = np.concatenate([share.scored for share in shares])
+        return hold(scores, self.gate(scores), scored, path_ends)
+
+    @property
+    def gate(self) -> AnyGate:
+        if self.config.gate == "calibrated":
+            assert self.calibration is not None
+            return self.calibration.gate
+        if self.config.gate == "probability":
+            return ProbabilityGate()
+        return Gate() if self.config.gate == "prior-symmetric" else OpenGate()
+
+    @property
+    def reference(self) -> float:
+        """Level above which the negative score is excess."""
+        if self.config.reference is not None:
+            return self.config.reference
+        assert self.calibration is not None
+        return self.calibration.negative_median
+
+    @property
+    def excess_budget(self) -> float:
+        """Mean excess per step that the signal's own multiplier allows."""
+        if self.config.multiplier.budget is not None:
+            return self.config.multiplier.budget
+        assert self.calibration is not None
+        return self.calibration.negative_excess
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What scoring has changed, as named arrays for a checkpoint."""
+        return {f"scorer.{name}": array for name, array in self.scorer.state().items()}
+
+    def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from `state`, among the other arrays of a checkpoint."""
+        own = {name: array for name, array in arrays.items() if name.startswith("scorer.")}
+        self.scorer.load_state({name.removeprefix("scorer."): array for name, array in own.items()})
+
+    def _none(self) -> Similarities:
+        return np.empty((0, sum(self.scorer.groups)), np.float32)
+
+    def __enter__(self) -> Scoring:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,46 @@
+"""What is found out before a run is written: the environment can be made, the scorer can be loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlmsafe.config import TrainConfig
+from vlmsafe.envs import env_spec
+from vlmsafe.envs.workers import EnvRecipe, WorkerPool
+from vlmsafe.errors import Interrupted
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.scorers import Look, Scorer, parse_scorer
+from vlmsafe.training.collection import DescribeTask, Dimensions
+from vlmsafe.training.interrupts import StopRequest
+from vlmsafe.training.scoring import load_scorer
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run needs to know of its environment, and its scorer."""
+
+    dimensions: Dimensions
+    scorer: Scorer | None
+
+
+def set_up(config: TrainConfig, prompts: PromptSet | None, seed: tuple[int, ...], stop: StopRequest) -> Setup:
+    """Load what the configuration names; `seed` is for a scorer that begins at random."""
+    if config.signal.scorer == "none":
+        return Setup(describe(config, "nothing", stop), None)
+    if parse_scorer(config.signal.scorer).kind == "rnd":  # its networks are as wide as an observation
+        dimensions = describe(config, "observation", stop)
+        return Setup(dimensions, load_scorer(config, prompts, dimensions.observation, seed))
+    scorer = load_scorer(config, prompts, 0, seed)
+    return Setup(describe(config, scorer.looks_at, stop), scorer)
+
+
+def describe(config: TrainConfig, looks_at: Look, stop: StopRequest) -> Dimensions:
+    """Sizes of a configuration's environment, made once in a worker."""
+    spec = env_spec(config.env)
+    spec.require()
+    task = DescribeTask(looks_at, spec.training.start)
+    with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1) as pool:
+        answers = pool.run([task], should_stop=lambda: stop.requested)
+    if answers is None:
+        raise Interrupted(f"stopped by {stop.reason} before training began; nothing was changed")
+    return answers[0]
