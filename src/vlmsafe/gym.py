@@ -110,13 +110,12 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any]):
     def calibrate(self, frames: int = 500, episodes: int = 5, *, target: float = 0.5, seed: int = 0) -> Calibration:
         """Set the gate from a random policy's frames (Eq. 5). Resets the environment, and leaves it to be reset."""
         per_episode = math.ceil(frames / episodes)
-        rng = np.random.default_rng(seed)
-        self.env.action_space.seed(int(rng.integers(2**31)))
+        self.env.action_space.seed(seed)
         parts: list[Scores] = []
         episode_count, barren = 0, 0
         while sum(len(part.margin) for part in parts) < frames:
             before = len(parts)
-            self.env.reset(seed=int(rng.integers(2**31)))
+            self.env.reset(seed=None if episode_count + barren else seed)  # later episodes follow from the first
             step, finished = 0, False
             while not finished and (len(parts) - before < per_episode or episodes == 1):
                 observation, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())

@@ -10,8 +10,6 @@ from vlmsafe.errors import InputError, RunError
 from vlmsafe.training.checkpoint import load_checkpoint, path_of
 from vlmsafe.training.scoring import ScorerFailure
 
-pytestmark = pytest.mark.usefixtures("frame_scorer")
-
 SIGNAL = {"scorer": "python:frame_scorer:FrameScorer", "prompts": "metadrive", "calibration": {"frames": 40}}
 SMALL = {"env": "speeding", "method": "vlm-ppo-lag-conf", "total_steps": 708, "steps_per_epoch": 354, "quiet": True,
          "learner": {"update_iters": 2}}  # fmt: skip

@@ -12,8 +12,6 @@ from vlmsafe.methods import METHODS
 from vlmsafe.training.checkpoint import load_checkpoint, path_of
 from vlmsafe.training.run import Run
 
-pytestmark = pytest.mark.usefixtures("frame_scorer")
-
 SMALL = {"env": "speeding", "total_steps": 1600, "steps_per_epoch": 400, "learner": {"update_iters": 2}, "quiet": True}
 
 

@@ -154,9 +154,10 @@ class _Lines:
     def epoch(self, row: Mapping[str, Any]) -> None:
         rate, left = self._speed.at(row["steps"])
         multiplier = f"  lambda {number(row['multiplier'], 3)}" if row["multiplier"] is not None else ""
+        signal = "".join(f"  {heading} {number(row[name], 3)}" for heading, name in _signal_columns(row))
         self._print(
             f"epoch {row['epoch']}/{self._run.config.epochs}  steps {row['steps']:,}  {rate:.0f} steps/s  "
-            f"return {number(row['env_return'])}  cost {number(row['episode_cost'])} of {row['budget']:g}{multiplier}  "
+            f"return {number(row['env_return'])}  cost {number(row['episode_cost'])} of {row['budget']:g}{multiplier}{signal}  "
             f"kl {row['kl']:.4f}  episodes {row['episodes']}  left {duration(left)}"
         )
 
@@ -208,17 +209,28 @@ class _Live:
         self._console.print(f"note: {text}", markup=False)
 
 
+def _signal_columns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Headings and names of the signal's figures; none for a method without one."""
+    if row["bonus"] is None:
+        return []
+    own = [("mu", "signal_multiplier")] if row["signal_multiplier"] is not None else []
+    return [("bonus", "bonus"), ("c_vlm", "negative_score"), ("kappa", "kappa"), *own]
+
+
 def _figures(row: Mapping[str, Any], epochs: int) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    signal = _signal_columns(row)
+    table = Table(box=None, padding=(0, 2 if signal else 3, 0, 0), header_style="dim")  # within 80 columns
     cost, budget = row["episode_cost"], row["budget"]
     within = cost is not None and cost <= budget
-    for heading in ("epoch", "return", "cost / budget", "lambda", "KL", "passes", "episodes"):
+    headings = ["epoch", "return", "cost / budget", "lambda", *(heading for heading, _ in signal)]
+    for heading in (*headings, "KL", "passes", "episodes"):
         table.add_column(heading)
     table.add_row(
         f"{row['epoch']}/{epochs}",
         number(row["env_return"]),
         f"[{'green' if within else 'red'}]{number(cost)}[/] / {budget:g}",
         number(row["multiplier"], 3),
+        *(number(row[name], 3) for _, name in signal),
         f"{row['kl']:.4f}",
         str(row["passes"]),
         str(row["episodes"]),

@@ -72,7 +72,14 @@ def save_small_siglip(folder: Path, *, image_size: int = 32, patch_size: int = 8
     tokenizer.save_pretrained(folder)
     SiglipImageProcessorPil(size={"height": image_size, "width": image_size}).save_pretrained(folder)
     config = SiglipConfig(
-        text_config={**_tower(), "vocab_size": len(names), "max_position_embeddings": MAX_TOKENS, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0},
+        text_config={
+            **_tower(),
+            "vocab_size": len(names),
+            "max_position_embeddings": MAX_TOKENS,
+            "bos_token_id": None,
+            "eos_token_id": 1,
+            "pad_token_id": 0,
+        },
         vision_config={**_tower(), "image_size": image_size, "patch_size": patch_size},
     )
     return _save(SiglipModel, config, folder, seed)

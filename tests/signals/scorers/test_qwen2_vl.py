@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -329,30 +330,32 @@ def session(home: Path, endpoint: str, *names: str) -> tuple[list[dict[str, Any]
 
 def test_model_comes_from_the_hub_once_and_then_from_the_cache(folder, scorer, tmp_path):
     with hub(folder) as (endpoint, asked):
-        answers, said = session(tmp_path, endpoint, "tiny/qwen", "tiny/nothing", "tiny/locked", "a/b/c", str(folder))
-    fetched, nothing, locked, no_name, local = answers
+        names = ("tiny/qwen", "tiny/nothing", "a/b/c", "tiny/locked", "tiny/qwen", str(folder))
+        (fetched, nothing, no_name, locked, again, local), said = session(tmp_path, endpoint, *names)
     assert fetched["revision"] == COMMIT
     expected = scorer.score(frames(2))
     np.testing.assert_allclose(fetched["scores"], expected, atol=1e-5)
     np.testing.assert_allclose(local["scores"], expected, atol=1e-5)
-    assert sum(path.endswith("/model.safetensors") for path in asked) > 0
+    assert again == fetched
+    assert any(path.endswith("/model.safetensors") for path in asked)
+    assert asked[-1].startswith("/api/models/tiny/locked")  # neither the cached model nor the folder asked for more
     assert nothing["error"] == "'tiny/nothing' is not a folder, and the Hugging Face hub has no model of that name"
     assert "tiny/locked needs its licence accepted" in locked["error"]
     assert no_name["error"] == "'a/b/c' is neither a folder nor the id of a model on the Hugging Face hub"
     assert said == ""  # no warning, no progress bar
 
-    unreachable = "http://127.0.0.1:9"
-    (cached, absent), said = session(tmp_path, unreachable, "tiny/qwen", "Qwen/Qwen2-VL-7B-Instruct")
-    np.testing.assert_allclose(cached["scores"], expected, atol=1e-5)
-    assert cached["revision"] == COMMIT
-    assert absent["error"].startswith(
-        "Qwen/Qwen2-VL-7B-Instruct is neither a folder nor complete in the Hugging Face cache, "
-        "and the hub cannot be reached (ConnectError: "
+
+def test_absent_model_without_the_hub_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(InputError) as caught:
+        load(Path("nobody/nothing"))
+    line = str(caught.value)
+    assert line.startswith(
+        "nobody/nothing is neither a folder nor complete in the Hugging Face cache, and the hub cannot be reached ("
     )
-    assert absent["error"].endswith(
-        "; run 'hf download Qwen/Qwen2-VL-7B-Instruct' on a machine with internet, or pass qwen2-vl:<folder>"
-    )
-    assert said == ""
+    assert line.endswith("; run 'hf download nobody/nothing' on a machine with internet, or pass qwen2-vl:<folder>")
+    assert "\n" not in line
 
 
 def test_loading_leaves_the_libraries_as_talkative_as_they_were(folder):
