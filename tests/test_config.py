@@ -18,11 +18,8 @@ from vlmsafe.config import (
     SignalConfig,
     TrainConfig,
     default_run_dir,
-    from_dict,
-    read_yaml,
-    to_dict,
-    to_yaml,
 )
+from vlmsafe.config_yaml import from_dict, read_yaml, to_dict, to_yaml
 from vlmsafe.errors import EXIT_BAD_INPUT, InputError
 from vlmsafe.methods import METHODS, check_method, config_from, config_from_yaml, method, method_defaults
 

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Literal
 
-import msgspec
 import tyro
-import yaml
 
 from vlmsafe.envs import EnvSpec, env_spec
-from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers import parse_scorer
-
-T = TypeVar("T")
 
 Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo"]
 
@@ -373,79 +369,3 @@ def _nearest_divisor(number: int, near: int) -> int:
     below = next(n for n in range(min(near, number), 0, -1) if number % n == 0)
     above = next(n for n in range(near, number + 1) if number % n == 0) if near <= number else number
     return below if near - below <= above - near else above
-
-
-def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as plain values, ready for YAML."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(entry) for key, entry in value.items()}
-        return [plain(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-    settings: dict[str, Any] = plain(msgspec.to_builtins(config, enc_hook=str))
-    return settings
-
-
-def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, such as `learner.gamma`."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
-
-
-def from_dict(data: Mapping[str, Any], defaults: T, source: str) -> T:
-    """`defaults` with the values of `data` in their place; unknown keys and wrong types are errors.
-
-    `source` names where the values came from, for the message.
-    """
-    merged = _merge(defaults, data, source, "")
-    try:
-        return msgspec.convert(merged, type(defaults), dec_hook=lambda kind, value: kind(value))
-    except (msgspec.ValidationError, TypeError) as error:
-        raise InputError(f"{source}: {error}{_number_hint(str(error))}") from None
-
-
-def _number_hint(error: str) -> str:
-    """How to write a number that YAML reads as something else."""
-    if "Expected `int`" in error and ("got `str`" in error or "got `float`" in error):
-        return " (write whole numbers out, such as 1000000; YAML does not read 1e6 as one)"
-    if "Expected `float" in error and "got `str`" in error:
-        return " (YAML reads 1e-3 as text; write 1.0e-3)"
-    return ""
-
-
-def _merge(defaults: Any, data: Any, source: str, path: str) -> dict[str, Any]:
-    if not isinstance(data, Mapping):
-        where = f" for '{path.rstrip('.')}'" if path else ""
-        raise InputError(f"{source}: expected a mapping of settings{where}, got {type(data).__name__}")
-    known = [f.name for f in dataclasses.fields(defaults)]
-    merged = to_dict(defaults)
-    hints = get_type_hints(type(defaults))
-    for key, value in data.items():
-        if key not in known:
-            raise InputError(f"{source}: {unknown_name('setting', f'{path}{key}', [path + name for name in known])}")
-        nested = dataclasses.is_dataclass(hints[key])
-        merged[key] = _merge(getattr(defaults, key), value, source, f"{path}{key}.") if nested else value
-    return merged
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a mapping of settings, got {type(data).__name__}")
-    return data
-
-
-def to_yaml(data: Mapping[str, Any]) -> str:
-    """A mapping as YAML, in its own order."""
-    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True)

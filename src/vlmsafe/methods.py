@@ -12,16 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.config import (
-    LearnerConfig,
-    MultiplierConfig,
-    SignalConfig,
-    TrainConfig,
-    flatten,
-    from_dict,
-    read_yaml,
-    to_dict,
-)
+from vlmsafe.config import LearnerConfig, MultiplierConfig, SignalConfig, TrainConfig
+from vlmsafe.config_yaml import flatten, from_dict, read_yaml, to_dict
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.signals.prompts import shipped_prompts
 from vlmsafe.signals.scorers import parse_scorer

@@ -37,7 +37,7 @@ def test_a_users_file_is_loaded_like_a_shipped_one(tmp_path):
 
 
 def test_a_set_survives_being_written_and_read():
-    from vlmsafe.config import to_yaml
+    from vlmsafe.config_yaml import to_yaml
 
     prompts = PromptSet(("yes", "3: x"), ("no # way",), "good: things", "- bad")
     assert parse_prompts(to_yaml(prompts.to_dict()), "written.yaml") == prompts

@@ -76,6 +76,29 @@ def cost_bonus(signals: Signals, weight: float, reference: float) -> Float64:
     return weight * signals.kappa * excess(signals, reference)
 
 
+@dataclass(frozen=True)
+class Shaped:
+    """What an epoch's signals add to each step."""
+
+    signals: Signals
+    bonus: Float64
+    """To the reward."""
+    cost_bonus: Float64
+    """To the cost that the critic sees."""
+    excess: Float64 | None
+    """Of the negative score over its reference; None where no route uses it."""
+
+
+def shape(signals: Signals, reward_weight: float, cost_weight: float, reference: float | None) -> Shaped:
+    """Every route's share of the signals; without a reference there is neither excess nor a bonus on the cost."""
+    return Shaped(
+        signals=signals,
+        bonus=reward_bonus(signals, reward_weight),
+        cost_bonus=np.zeros_like(signals.kappa) if reference is None else cost_bonus(signals, cost_weight, reference),
+        excess=None if reference is None else excess(signals, reference),
+    )
+
+
 def path_sums(values: Float64, path_ends: NDArray[np.int64]) -> Float64:
     """Sum over each path."""
     starts = np.concatenate([[0], path_ends[:-1]]).astype(np.int64)

@@ -157,8 +157,8 @@ class _Lines:
         signal = "".join(f"  {heading} {number(row[name], 3)}" for heading, name in _signal_columns(row))
         self._print(
             f"epoch {row['epoch']}/{self._run.config.epochs}  steps {row['steps']:,}  {rate:.0f} steps/s  "
-            f"return {number(row['env_return'])}  cost {number(row['episode_cost'])} of {row['budget']:g}{multiplier}{signal}  "
-            f"kl {row['kl']:.4f}  episodes {row['episodes']}  left {duration(left)}"
+            f"return {number(row['env_return'])}  cost {number(row['episode_cost'])} of {row['budget']:g}"
+            f"{multiplier}{signal}  kl {row['kl']:.4f}  episodes {row['episodes']}  left {duration(left)}"
         )
 
     def note(self, text: str) -> None:

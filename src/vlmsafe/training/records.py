@@ -4,53 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.algorithms.multipliers import Bracket
-from vlmsafe.signals.shaping import Signals, excess, path_means, path_sums, reward_bonus
+from vlmsafe.signals.shaping import Shaped, path_means, path_sums
 
 
-@dataclass(frozen=True)
-class Prices:
-    """What moved the multipliers in an epoch; None where no episode finished, or there is no such multiplier."""
-
-    bracket: Bracket | None = None
-    signal_bracket: Bracket | None = None
-
-    @property
-    def cost_gap(self) -> float:
-        """J_C - d; where it is unknown the budget counts as just met."""
-        return self.bracket.cost_gap if self.bracket else 0.0
-
-    def figures(self) -> dict[str, float | None]:
-        """Every term apart, for the epoch's row."""
-        return {
-            "cost_gap": self.bracket.cost_gap if self.bracket else None,
-            "signal_term": self.bracket.signal_term if self.bracket else None,
-            "bracket": self.bracket.value if self.bracket else None,
-            "signal_gap": self.signal_bracket.cost_gap if self.signal_bracket else None,
-        }
-
-
-def signal_figures(
-    signals: Signals, path_ends: NDArray[np.int64], reward_weight: float, reference: float | None
-) -> Iterator[dict[str, Any]]:
+def signal_figures(shaped: Shaped, path_ends: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
     """What each episode's record says of the signal.
 
     Scores are means over all steps, as Eq. 6 takes them; kappa and margin over the scored steps alone, None where an
     episode ended before its first.
     """
+    signals = shaped.signals
     columns = {
-        "bonus": path_sums(reward_bonus(signals, reward_weight), path_ends),
+        "bonus": path_sums(shaped.bonus, path_ends),
         "positive_score": path_means(signals.positive, path_ends),
         "negative_score": path_means(signals.negative, path_ends),
     }
-    if reference is not None:
-        columns["signal_excess"] = path_means(excess(signals, reference), path_ends)
+    if shaped.excess is not None:
+        columns["signal_excess"] = path_means(shaped.excess, path_ends)
     start = 0
     for path, end in enumerate(path_ends.tolist()):
         scored = np.flatnonzero(signals.scored[start:end]) + start

@@ -26,7 +26,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmsafe.config import TrainConfig, flatten, to_dict, to_yaml
+from vlmsafe.config import TrainConfig
+from vlmsafe.config_yaml import flatten, to_dict, to_yaml
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.methods import config_from_yaml
 from vlmsafe.signals.prompts import PromptSet, load_prompts

@@ -25,7 +25,7 @@ from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers import Scorer, make_scorer, parse_scorer
 from vlmsafe.signals.scorers.api import Similarities
-from vlmsafe.signals.shaping import Signals, hold
+from vlmsafe.signals.shaping import Shaped, hold, shape
 from vlmsafe.training.collection import Dimensions, Share, Watch
 
 
@@ -118,11 +118,13 @@ class Scoring:
         assert rule != "none"
         return apply_rule(rule, joined, self.scorer.groups)
 
-    def signals(self, shares: Sequence[Share], path_ends: NDArray[np.int64]) -> Signals:
-        """Every step's signals, once the epoch is collected."""
-        scores = self.read(shares)
+    def shape(self, shares: Sequence[Share], path_ends: NDArray[np.int64]) -> Shaped:
+        """Every step's signals and what they add to it, once the epoch is collected."""
+        scores, config = self.read(shares), self.config
         scored = np.concatenate([share.scored for share in shares])
-        return hold(scores, self.gate(scores), scored, path_ends)
+        signals = hold(scores, self.gate(scores), scored, path_ends)
+        reference = self.reference if config.needs_reference else None
+        return shape(signals, config.reward_weight, config.cost_weight, reference)
 
     @property
     def gate(self) -> AnyGate:
@@ -142,9 +144,9 @@ class Scoring:
         return self.calibration.negative_median
 
     @property
-    def excess_budget(self) -> float:
-        """Mean excess per step that the signal's own multiplier allows."""
-        if self.config.multiplier.budget is not None:
+    def excess_budget(self) -> float | None:
+        """Mean excess per step that the signal's own multiplier allows, where it has one."""
+        if self.config.multiplier.kind == "none" or self.config.multiplier.budget is not None:
             return self.config.multiplier.budget
         assert self.calibration is not None
         return self.calibration.negative_excess

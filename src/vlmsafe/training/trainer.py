@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vlmsafe.algorithms.acting import Normaliser
-from vlmsafe.algorithms.advantages import Batch, price_together, rollout_gae, standardise
+from vlmsafe.algorithms.advantages import Batch, rollout_gae, standardise
 from vlmsafe.algorithms.first_order import Losses
 from vlmsafe.algorithms.learners import LEARNERS
-from vlmsafe.algorithms.multipliers import Bracket, make_multiplier, make_signal_multiplier
 from vlmsafe.algorithms.rollout import Rollout
 from vlmsafe.config import TrainConfig
 from vlmsafe.envs import env_spec
@@ -24,14 +22,15 @@ from vlmsafe.errors import Interrupted, RunError, VlmsafeError
 from vlmsafe.methods import check_method, config_from
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.shaping import Signals, cost_bonus, excess, reward_bonus
+from vlmsafe.signals.shaping import Shaped
 from vlmsafe.training.calibrate import calibrate
 from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.training.collection import CollectTask, Share
 from vlmsafe.training.display import Display, check_display, make_display
 from vlmsafe.training.files import DirectoryLock, make_directory
 from vlmsafe.training.interrupts import StopRequest, stop_on_signals
-from vlmsafe.training.records import Clock, Prices, mean_of, signal_figures
+from vlmsafe.training.pricing import Pricing
+from vlmsafe.training.records import Clock, mean_of, signal_figures
 from vlmsafe.training.run import Run, package_versions
 from vlmsafe.training.scoring import ScorerFailure, Scoring
 from vlmsafe.training.setup import Setup, set_up
@@ -102,8 +101,6 @@ class Trainer:
     def __init__(self, run: Run, setup: Setup, display: Display, stop: StopRequest) -> None:
         self.run, self.config, self.display, self.stop = run, run.config, display, stop
         self.dimensions, self.spec = setup.dimensions, env_spec(self.config.env)
-        assert self.config.budget is not None
-        self.budget = self.config.budget
         self.scoring = Scoring(setup.scorer, self.config.signal, setup.dimensions) if setup.scorer else None
         fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
         self.workers: WorkerPool[Share] = WorkerPool(
@@ -125,16 +122,16 @@ class Trainer:
                 shares = self.collect()
                 clock.lap("collect")
                 rollout = Rollout.join([share.rollout for share in shares])
-                signals = self.scoring.signals(shares, rollout.path_ends) if self.scoring else None
+                shaped = self.scoring.shape(shares, rollout.path_ends) if self.scoring else None
                 clock.lap("score")
-                episodes = self.take_in(shares, rollout, signals)
-                prices = self.set_prices(episodes)
-                batch = self.estimate_advantages(rollout, signals)
+                episodes = self.take_in(shares, rollout, shaped)
+                self.set_prices(episodes)
+                batch = self.estimate_advantages(rollout, shaped)
                 clock.lap("advantages")
-                losses = self.improve_policy(batch, prices)
+                losses = self.improve_policy(batch)
                 clock.lap("update")
                 self.epoch += 1
-                self.record(episodes, losses, prices)
+                self.record(episodes, losses)
                 clock.lap("record")
                 self.run.append("timing", [{"epoch": self.epoch, **clock.seconds}])
                 self.save_if_due()  # last, because a checkpoint remembers how far the row files have grown
@@ -172,7 +169,7 @@ class Trainer:
         self.workers.prepare()  # the next epoch's simulators start while this one is learned from
         return shares
 
-    def take_in(self, shares: list[Share], rollout: Rollout, signals: Signals | None) -> list[dict[str, Any]]:
+    def take_in(self, shares: list[Share], rollout: Rollout, shaped: Shaped | None) -> list[dict[str, Any]]:
         """Merge the workers' statistics in worker order; the epoch's episodes, which also enter the window."""
         for share in shares:
             self.normaliser.merge(share.seen)
@@ -181,11 +178,8 @@ class Trainer:
             for worker, share in enumerate(shares)
             for episode in share.episodes
         ]
-        if signals is not None:
-            assert self.scoring is not None
-            signal = self.config.signal
-            reference = self.scoring.reference if signal.needs_reference else None
-            figures = signal_figures(signals, rollout.path_ends, signal.reward_weight, reference)
+        if shaped is not None:
+            figures = signal_figures(shaped, rollout.path_ends)
             episodes = [episode | more for episode, more in zip(episodes, figures, strict=True)]
         if self.config.cost_window == "epoch":
             self.window.clear()
@@ -194,38 +188,26 @@ class Trainer:
         )
         return episodes
 
-    def set_prices(self, episodes: list[dict[str, Any]]) -> Prices:
-        """Update the multiplier from J_C and the mean negative score (Eqs. 6 and 7), and the signal's own, if any.
-
-        Where no episode finished, nothing is known and nothing changes.
-        """
+    def set_prices(self, episodes: list[dict[str, Any]]) -> None:
+        """Update the multiplier from J_C and the mean negative score (Eq. 7), and the signal's own, if it has one."""
         finished = [row for row in episodes if row["finished"]]
-        episode_cost = self._window_mean("cost")
-        if episode_cost is None or not finished:
-            return Prices()
-        negative = float(np.mean([row["negative_score"] for row in finished])) if self.scoring else None
-        bracket = Bracket(episode_cost - self.budget)
-        if self.multiplier is not None:
-            bracket = self.multiplier.bracket(episode_cost, self.budget, negative)
-            self.multiplier.update(bracket, episode_cost)
-        if self.signal_multiplier is None:
-            return Prices(bracket)
-        assert self.scoring is not None
-        mean_excess = float(np.mean([row["signal_excess"] for row in finished]))
-        signal_bracket = Bracket(mean_excess - self.scoring.excess_budget)
-        self.signal_multiplier.update(signal_bracket, mean_excess)
-        return Prices(bracket, signal_bracket)
+        budget = self.scoring.excess_budget if self.scoring else None
+        self.pricing.update(self._window_mean("cost"), finished, budget)
 
-    def estimate_advantages(self, rollout: Rollout, signals: Signals | None) -> Batch:
-        """Advantages and value targets of the shaped reward (Eq. 4), the cost and, for its own critic, the signal."""
+    def estimate_advantages(self, rollout: Rollout, shaped: Shaped | None) -> Batch:
+        """Advantages and value targets of the shaped reward (Eq. 4), the cost and, for its own critic, the signal.
+
+        What the cost critic learns may contain the signal; the cost that is reported and constrained never does.
+        """
         config = self.config.learner
-        values, last_values = self.learner.values(rollout.observations), self.learner.values(rollout.last)
-        quantities = [(self._shaped_reward(rollout, signals), config.gae_lambda, True)]
-        quantities += [(self._seen_cost(rollout, signals), config.cost_gae_lambda, config.standardise_cost_advantage)]
-        if signals is not None and self.signal_multiplier is not None:
+        rewards = rollout.rewards + (shaped.bonus if shaped else 0.0)
+        costs = rollout.costs + (shaped.cost_bonus if shaped else 0.0)
+        quantities = [(rewards, config.gae_lambda, True)]
+        quantities += [(costs, config.cost_gae_lambda, config.standardise_cost_advantage)]
+        if shaped is not None and shaped.excess is not None:
             # Divided by its deviation: the scale of a similarity has no meaning beside that of a reward.
-            assert self.scoring is not None
-            quantities += [(excess(signals, self.scoring.reference), config.cost_gae_lambda, True)]
+            quantities += [(shaped.excess, config.cost_gae_lambda, True)]
+        values, last_values = self.learner.values(rollout.observations), self.learner.values(rollout.last)
         advantages, targets = [], []
         for critic, (quantity, lam, divide) in enumerate(quantities[: len(values)]):
             estimate, target = rollout_gae(rollout, quantity, values[critic], last_values[critic], config.gamma, lam)
@@ -236,32 +218,15 @@ class Trainer:
         signal = others[1] if len(others) > 1 else None
         return Batch(rollout.observations, rollout.actions, rollout.log_probs, reward, cost, np.stack(targets), signal)
 
-    def _shaped_reward(self, rollout: Rollout, signals: Signals | None) -> NDArray[np.float64]:
-        if signals is None:
-            return rollout.rewards
-        return rollout.rewards + reward_bonus(signals, self.config.signal.reward_weight)
-
-    def _seen_cost(self, rollout: Rollout, signals: Signals | None) -> NDArray[np.float64]:
-        """What the cost critic learns; the cost that is reported and constrained stays the environment's."""
-        if signals is None or self.config.signal.cost_weight == 0.0:
-            return rollout.costs
-        assert self.scoring is not None
-        return rollout.costs + cost_bonus(signals, self.config.signal.cost_weight, self.scoring.reference)
-
-    def improve_policy(self, batch: Batch, prices: Prices) -> Losses:
+    def improve_policy(self, batch: Batch) -> Losses:
         """The learner's own update, with the multipliers as they stand after this epoch's costs.
 
         Without a finished episode nothing is known of the gap; learners that read it then take the budget as just met.
         """
         self.learner.set_actor_lr(self.epoch, self.config.epochs)
         rng = np.random.default_rng((self.config.seed, _SHUFFLE, self.epoch))
-        price = self.multiplier.value if self.multiplier else 0.0
-        if self.signal_multiplier is not None and batch.signal_advantages is not None:
-            priced, price = price_together(
-                batch.cost_advantages, price, batch.signal_advantages, self.signal_multiplier.value
-            )
-            batch = dataclasses.replace(batch, cost_advantages=priced)
-        losses = self.learner.update(batch, price, prices.cost_gap, rng)
+        priced, price = self.pricing.apply(batch)
+        losses = self.learner.update(priced, price, self.pricing.cost_gap, rng)
         figures = [losses.policy_loss, *losses.critic_losses, losses.kl]
         if not (np.isfinite(figures).all() and np.isfinite(self.learner.networks.block).all()):
             raise RunError(
@@ -270,7 +235,7 @@ class Trainer:
             )
         return losses
 
-    def record(self, episodes: list[dict[str, Any]], losses: Losses, prices: Prices) -> None:
+    def record(self, episodes: list[dict[str, Any]], losses: Losses) -> None:
         """One row for the epoch, one per episode."""
         finished = [row for row in episodes if row["finished"]]
         env_return, bonus = self._window_mean("return"), self._window_mean("bonus") if self.scoring else None
@@ -279,17 +244,12 @@ class Trainer:
             "steps": self.epoch * self.config.steps_per_epoch,
             "episodes": len(finished),
             "env_return": env_return,
-            "bonus": bonus if self.scoring else None,
-            "shaped_return": env_return + bonus
-            if self.scoring and env_return is not None and bonus is not None
-            else None,
+            "bonus": bonus,
+            "shaped_return": None if env_return is None or bonus is None else env_return + bonus,
             "episode_cost": self._window_mean("cost"),
             "episode_length": self._window_mean("length"),
             "epoch_cost": mean_of(finished, "cost"),
-            "budget": self.budget,
-            **prices.figures(),
-            "multiplier": self.multiplier.value if self.multiplier else None,
-            "signal_multiplier": self.signal_multiplier.value if self.signal_multiplier else None,
+            **self.pricing.figures(),
             **{name: mean_of(finished, name) for name in ("positive_score", "negative_score", "signal_excess")},
             **{name: mean_of(episodes, name, weight="scored") for name in ("kappa", "margin")},
             "policy_loss": losses.policy_loss,
@@ -304,7 +264,7 @@ class Trainer:
         self.run.append("epochs", [row])
         self.display.epoch(row)
         if not finished:
-            consequence = ", so the multiplier is unchanged" if self.multiplier else ""
+            consequence = ", so the multiplier is unchanged" if self.pricing.multiplier else ""
             self.display.note(
                 f"epoch {self.epoch}: no episode finished{consequence}; "
                 "a larger steps_per_epoch or fewer num_envs gives episodes time to end"
@@ -316,6 +276,7 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint from which training continues exactly."""
+        calibration = self.scoring.calibration if self.scoring else None
         self.run.save(
             Checkpoint(
                 epoch=self.epoch,
@@ -328,9 +289,8 @@ class Trainer:
                 values={
                     "trained": self.epoch > 0,
                     "shape": dataclasses.asdict(self.learner.shape),
-                    "multiplier": self.multiplier.state() if self.multiplier else None,
-                    "signal_multiplier": self.signal_multiplier.state() if self.signal_multiplier else None,
-                    "calibration": self.calibration.to_dict() if self.calibration else None,
+                    **self.pricing.state(),
+                    "calibration": calibration.to_dict() if calibration else None,
                 },
             )
         )
@@ -351,9 +311,8 @@ class Trainer:
         """Build everything at its initial value, then put the newest checkpoint's state in place."""
         sizes, learner = self.dimensions, self.config.learner
         rng = np.random.default_rng((self.config.seed, _INITIAL))
-        self.multiplier = make_multiplier(self.config.multiplier)
-        self.signal_multiplier = make_signal_multiplier(self.config.signal.multiplier)
-        more_critics = 1 if self.signal_multiplier else 0
+        self.pricing = Pricing(self.config)
+        more_critics = 1 if self.pricing.signal_multiplier else 0
         self.learner = LEARNERS[learner.algorithm](sizes.observation, sizes.action, learner, rng, more_critics)
         self.normaliser = Normaliser.empty(sizes.observation)
         size = None if self.config.cost_window == "epoch" else self.config.cost_window
@@ -381,10 +340,7 @@ class Trainer:
         self.learner.load_state(arrays)
         self.normaliser = Normaliser.from_arrays(arrays)
         self.window.extend(tuple(row) for row in arrays["window"].tolist())
-        if self.multiplier is not None:
-            self.multiplier.load_state(values["multiplier"])
-        if self.signal_multiplier is not None:
-            self.signal_multiplier.load_state(values["signal_multiplier"])
+        self.pricing.load_state(values)
         if self.scoring is not None:
             self.scoring.load_state(arrays)
             if values["calibration"] is not None:
@@ -409,10 +365,6 @@ class Trainer:
 
     def _scorer_details(self) -> dict[str, Any]:
         return {"scorer": {"name": self.config.signal.scorer, **self.scoring.scorer.describe()}} if self.scoring else {}
-
-    @property
-    def calibration(self) -> Calibration | None:
-        return self.scoring.calibration if self.scoring else None
 
     def _window_mean(self, column: str) -> float | None:
         place = _WINDOW.index(column)

@@ -268,7 +268,7 @@ class _Unreadable(Exception):
 
 def _find(model: str) -> _Checkpoint:
     """A checkpoint from a folder, or by its name: from the cache where it is complete, without a request to the hub."""
-    if (folder := Path(model).expanduser()).is_dir():
+    if model and (folder := Path(model).expanduser()).is_dir():
         if not (folder / "config.json").is_file():
             raise InputError(f"the folder {model} holds no model: there is no config.json in it")
         try:
@@ -276,7 +276,7 @@ def _find(model: str) -> _Checkpoint:
         except _Unreadable as error:
             raise InputError(f"cannot load the model in the folder {model}: {error}") from error
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) is None:
-        raise InputError(f"there is no folder {model}, nor can that be the name of a model on the Hugging Face hub")
+        raise InputError(f"there is no folder '{model}', nor can that be the name of a model on the Hugging Face hub")
     try:
         return _read(model, model, local=True)
     except _Unreadable as error:

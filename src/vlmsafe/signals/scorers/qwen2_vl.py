@@ -89,8 +89,18 @@ class Qwen2VLScorer(Scorer):
         if batch < 1:
             raise InputError(f"the batch of the scorer 'qwen2-vl' must be at least 1, got {batch}")
         self._name, self._revision, self._device, self._batch = name, checkpoint.revision, device, batch
-        self._model = checkpoint.model.to(device).eval().requires_grad_(False)
-        self._processor = checkpoint.processor
+        try:
+            self._model = checkpoint.model.to(device).eval().requires_grad_(False)
+        except torch.cuda.OutOfMemoryError:
+            raise InputError(
+                f"{name} does not fit into the memory of {device}; take a smaller model, or bfloat16 for its precision"
+            ) from None
+        self._processor = processor = checkpoint.processor
+        self._scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
+        mean, deviation = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
+        self._mean, self._deviation = (
+            torch.tensor(values, dtype=torch.float32, device=device)[:, None] for values in (mean, deviation)
+        )
         self._image = int(self._model.config.image_token_id)
         self._merge = int(self._model.config.vision_config.spatial_merge_size)
         self._yes = _single_tokens(checkpoint.tokenizer, YES, name)
@@ -151,9 +161,7 @@ class Qwen2VLScorer(Scorer):
 
     def _probabilities(self, frames: Inputs) -> torch.Tensor:
         """P(yes) of frames of one size for both questions, [N, 2]."""
-        # Each frame apart and said to be RGB last, so that no shape is guessed.
-        images = self._processor(images=list(frames), input_data_format="channels_last", return_tensors="pt")
-        grids = images["image_grid_thw"]
+        pixels, grids = self._patches(frames)
         rows, columns = (int(size) // self._merge for size in grids[0, 1:])
         at, tokens = self._shared.index(self._image), rows * columns
         shared = [*self._shared[:at], *[self._image] * tokens, *self._shared[at + 1 :]]
@@ -161,11 +169,11 @@ class Qwen2VLScorer(Scorer):
         cache = self._model.model(
             input_ids=self._repeat(shared, len(frames)),
             position_ids=self._spread(positions[:, : len(shared)], len(frames)),
-            pixel_values=images["pixel_values"].to(self._device),
+            pixel_values=pixels,
             image_grid_thw=grids.to(self._device),
             use_cache=True,
         ).past_key_values
-        columns_out: list[torch.Tensor] = []
+        answers: list[torch.Tensor] = []
         for ending in self._endings:
             places = positions[:, len(shared) : len(shared) + len(ending)]
             logits = self._model(
@@ -178,8 +186,25 @@ class Qwen2VLScorer(Scorer):
             cache.crop(-len(ending))  # the other question must not see this one
             logits = logits.float()
             odds = logits[:, self._yes_ids].logsumexp(1) - logits[:, self._no_ids].logsumexp(1)
-            columns_out.append(odds.sigmoid())
-        return torch.stack(columns_out, dim=1)
+            answers.append(odds.sigmoid())
+        return torch.stack(answers, dim=1)
+
+    def _patches(self, frames: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Patches of all frames, and each frame's grid of them.
+
+        The checkpoint's processor resizes and cuts. Its standardisation is done here, on the model's device, which
+        leaves the simulators more of the CPU.
+        """
+        images = self._processor(
+            images=list(frames),
+            input_data_format="channels_last",  # said, so that no shape is guessed
+            do_rescale=False,
+            do_normalize=False,
+            return_tensors="pt",
+        )
+        patches = images["pixel_values"].to(self._device)
+        patches.unflatten(1, (3, -1)).mul_(self._scale).sub_(self._mean).div_(self._deviation)
+        return patches, images["image_grid_thw"]
 
     def _repeat(self, tokens: Sequence[int], count: int) -> torch.Tensor:
         return torch.tensor(tokens, device=self._device).expand(count, -1)

@@ -1,0 +1,84 @@
+"""The prices of a run: the multiplier on cost (Eq. 7) and, for a run that gives it one, the signal's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from vlmsafe.algorithms.advantages import Batch, price_together
+from vlmsafe.algorithms.multipliers import Bracket, make_multiplier, make_signal_multiplier
+from vlmsafe.config import TrainConfig
+from vlmsafe.training.records import mean_of
+
+
+class Pricing:
+    """Both multipliers, what moved them last, and what they make of a batch."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        assert config.budget is not None
+        self.budget = config.budget
+        self.multiplier = make_multiplier(config.multiplier)
+        self.signal_multiplier = make_signal_multiplier(config.signal.multiplier)
+        self._bracket: Bracket | None = None
+        self._signal_bracket: Bracket | None = None
+
+    def update(self, episode_cost: float | None, finished: list[dict[str, Any]], excess_budget: float | None) -> None:
+        """Move the multipliers by J_C and by the scores of the epoch's finished episodes (Eqs. 6 and 7).
+
+        Where no episode finished, nothing is known and nothing changes.
+        """
+        self._bracket = self._signal_bracket = None
+        if episode_cost is None or not finished:
+            return
+        self._bracket = Bracket(episode_cost - self.budget)
+        if self.multiplier is not None:
+            self._bracket = self.multiplier.bracket(episode_cost, self.budget, mean_of(finished, "negative_score"))
+            self.multiplier.update(self._bracket, episode_cost)
+        if self.signal_multiplier is not None:
+            mean_excess = mean_of(finished, "signal_excess")
+            assert mean_excess is not None
+            assert excess_budget is not None
+            self._signal_bracket = Bracket(mean_excess - excess_budget)
+            self.signal_multiplier.update(self._signal_bracket, mean_excess)
+
+    @property
+    def cost_gap(self) -> float:
+        """J_C - d; where it is unknown the budget counts as just met."""
+        return self._bracket.cost_gap if self._bracket else 0.0
+
+    def apply(self, batch: Batch) -> tuple[Batch, float]:
+        """The batch with one cost advantage, and its price, as a learner expects them."""
+        price = self.multiplier.value if self.multiplier else 0.0
+        if self.signal_multiplier is None:
+            return batch, price
+        assert batch.signal_advantages is not None
+        priced, price = price_together(
+            batch.cost_advantages, price, batch.signal_advantages, self.signal_multiplier.value
+        )
+        return dataclasses.replace(batch, cost_advantages=priced), price
+
+    def figures(self) -> dict[str, float | None]:
+        """Every term apart, for the epoch's row."""
+        return {
+            "budget": self.budget,
+            "cost_gap": self._bracket.cost_gap if self._bracket else None,
+            "signal_term": self._bracket.signal_term if self._bracket else None,
+            "bracket": self._bracket.value if self._bracket else None,
+            "multiplier": self.multiplier.value if self.multiplier else None,
+            "signal_gap": self._signal_bracket.cost_gap if self._signal_bracket else None,
+            "signal_multiplier": self.signal_multiplier.value if self.signal_multiplier else None,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Both multipliers as JSON; None for one that the run does not have."""
+        return {
+            "multiplier": self.multiplier.state() if self.multiplier else None,
+            "signal_multiplier": self.signal_multiplier.state() if self.signal_multiplier else None,
+        }
+
+    def load_state(self, values: dict[str, Any]) -> None:
+        """Continue from `state`, among the other values of a checkpoint."""
+        if self.multiplier is not None:
+            self.multiplier.load_state(values["multiplier"])
+        if self.signal_multiplier is not None:
+            self.signal_multiplier.load_state(values["signal_multiplier"])
