@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -37,7 +38,11 @@ def _part(kind: type, **special: Any) -> Any:
     def field_strategy(hint: Any) -> Any:
         if get_origin(hint) is Literal:
             return st.sampled_from(get_args(hint))
-        return {bool: st.booleans(), int: _count, float: _number}[hint]
+        if get_origin(hint) is types.UnionType:
+            return st.one_of(field_strategy(option) for option in get_args(hint))
+        if dataclasses.is_dataclass(hint):
+            return _part(hint)
+        return {bool: st.booleans(), int: _count, float: _number, str: _text, type(None): st.none()}[hint]
 
     hints = get_type_hints(kind)
     return st.builds(kind, **{n: special[n] if n in special else field_strategy(hint) for n, hint in hints.items()})

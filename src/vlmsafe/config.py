@@ -17,6 +17,7 @@ import tyro
 
 from vlmsafe.envs import EnvSpec, env_spec
 from vlmsafe.errors import InputError
+from vlmsafe.signals.prompts import shipped_prompts
 from vlmsafe.signals.scorers import parse_scorer
 
 Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo"]
@@ -257,6 +258,11 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     scorer = parse_scorer(signal.scorer)
     frames = signal.calibration.frames or (5000 if scorer.large else 500)
     reads = scorer.kind in ("clip", "qwen2-vl")  # the others compare with no text
+    if reads and not (signal.prompts or spec.prompts):
+        raise InputError(
+            f"environment '{spec.name}' has no prompts of its own; pass --prompts with a YAML file or one of "
+            f"{', '.join(shipped_prompts())}"
+        )
     return dataclasses.replace(
         signal,
         scorer=str(scorer),

@@ -15,8 +15,6 @@ from typing import Any
 from vlmsafe.config import LearnerConfig, MultiplierConfig, SignalConfig, TrainConfig
 from vlmsafe.config_yaml import flatten, from_dict, read_yaml, to_dict
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.signals.prompts import shipped_prompts
-from vlmsafe.signals.scorers import parse_scorer
 
 
 @dataclass(frozen=True)
@@ -227,11 +225,6 @@ def _check_signal(config: TrainConfig, chosen: Method) -> None:
         return
     if signal.scorer == "none":
         raise InputError(f"signal.scorer is 'none', but the method '{config.method}' has a signal; choose a scorer")
-    if parse_scorer(signal.scorer).kind in ("clip", "qwen2-vl") and signal.prompts is None:
-        raise InputError(
-            f"environment '{config.env}' has no prompts of its own; pass --prompts with a YAML file or one of "
-            f"{', '.join(shipped_prompts())}"
-        )
     if signal.cost_weight > 0.0 and learner == "ppo":
         raise InputError("vlm_cost_weight adds to what the cost critic sees, and PPO has none; choose another --method")
     if signal.multiplier.kind != "none" and config.multiplier.kind == "none":
