@@ -2,8 +2,8 @@
 
 import dataclasses
 import math
-import types
 import re
+import types
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 

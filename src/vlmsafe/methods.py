@@ -142,7 +142,10 @@ METHODS: dict[str, Method] = {
         Method(
             "qwen2-vl-conf", "Qwen2-VL+Conf", "Qwen2-VL's yes/no probabilities with their own gate, every eighth frame",
             _PPO_LAG, _ETA_2,
-            SignalConfig(scorer="qwen2-vl", rule="yes-no", gate="probability", every=8, reward_weight=0.1),
+            SignalConfig(
+                scorer="qwen2-vl", rule="yes-no", gate="probability", every=8, reward_weight=0.1,
+                precision="bfloat16", batch=16,
+            ),
         ),
     )
 }  # fmt: skip

@@ -1,0 +1,243 @@
+"""Scoring frames with CLIP ViT-B/32: this package in batches against one frame at a time, and the latency of one frame.
+
+    python benchmarks/scoring.py [--rounds 5] [--passes 500] [--json FILE]
+    python benchmarks/scoring.py --device cuda [--batches 64 256 1024]
+
+Throughput: the usual way hands each step's frame to transformers' own processor and model; `ClipScorer` gets the same
+frames (256 x 256, uint8, in host memory) as one array. All take turns in every round of one run; medians are given.
+Latency: one frame through everything, eight prompts embedded before, the mean of 500 passes after 50 to warm up, as the
+paper counts it. On a GPU also the rate of the vision tower alone, on pixels that are already there: what scoring from
+host memory could reach at best. Weights are random, which takes as long as trained ones and needs no download.
+
+This script needs torch, transformers and numpy; the package itself need not be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+from vlmsafe.signals.scorers.clip import ClipScorer
+from vlmsafe.signals.scorers.images import Preprocessing
+
+PROMPTS = 8
+FRAME = 256
+PIXELS = 224
+WARM_UP = 50
+
+_models: Any = transformers  # half typed; what comes from it is Any
+Frames = NDArray[np.uint8]
+Score = Callable[[Frames], NDArray[np.float32]]
+
+
+def make_model() -> tuple[Any, torch.Tensor]:
+    """The architecture of openai/clip-vit-base-patch32 and embeddings of prompts, at random."""
+    torch.manual_seed(0)
+    model = _models.CLIPModel(_models.CLIPConfig()).eval()
+    return model, torch.randn(PROMPTS, model.config.projection_dim)
+
+
+def make_naive(model: Any, texts: torch.Tensor, device: str) -> tuple[Score, str]:
+    """One frame at a time through transformers' processor and model, in float32; also the processor's name."""
+    found = "CLIPImageProcessor" if _models.utils.is_torchvision_available() else "CLIPImageProcessorPil"
+    processor = getattr(_models, found)()
+    network = copy.deepcopy(model).to(device)
+    wanted = torch.nn.functional.normalize(texts, dim=-1).T.to(device)
+
+    def score(frames: Frames) -> NDArray[np.float32]:
+        rows = []
+        with torch.inference_mode():
+            for frame in frames:
+                pixels = processor(images=frame, return_tensors="pt")["pixel_values"].to(device)
+                features = network.get_image_features(pixel_values=pixels)
+                features = getattr(features, "pooler_output", features)  # a plain tensor in some versions
+                rows.append((torch.nn.functional.normalize(features, dim=-1) @ wanted).cpu().numpy())
+        return np.concatenate(rows)
+
+    return score, found
+
+
+def take_turns(sides: dict[str, tuple[Score, Frames]], rounds: int) -> dict[str, list[float]]:
+    """Frames per second of each side in each round, after one round that does not count."""
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds + 1):
+        for name, (score, frames) in sides.items():
+            begun = time.perf_counter()
+            score(frames)
+            if number:
+                rates[name].append(len(frames) / (time.perf_counter() - begun))
+    return rates
+
+
+def measure_latency(score: Score, frame: Frames, passes: int) -> tuple[float, float]:
+    """Mean and median milliseconds of one frame; scores come back to the host, so nothing is left running."""
+    times = []
+    for number in range(WARM_UP + passes):
+        begun = time.perf_counter()
+        score(frame)
+        if number >= WARM_UP:
+            times.append(1e3 * (time.perf_counter() - begun))
+    return statistics.mean(times), statistics.median(times)
+
+
+def measure_tower(scorer: ClipScorer, batch: int, rounds: int) -> float:
+    """Frames per second of the compiled vision tower on pixels that lie on the device."""
+    tower = torch.compile(scorer._tower, dynamic=False)
+    inputs = [torch.randn(batch, 3, PIXELS, PIXELS, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    count = max(10, 16_384 // batch)
+    rates = []
+    with torch.inference_mode():
+        for _ in range(rounds + 1):
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            for number in range(count):
+                tower(inputs[number % 2])
+            torch.cuda.synchronize()
+            rates.append(count * batch / (time.perf_counter() - begun))
+    return statistics.median(rates[1:])
+
+
+def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    print(f"\n{title}")
+    for row in (header, ["-" * width for width in widths], *rows):
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        print("  ".join(cells).rstrip())
+    sys.stdout.flush()
+
+
+def compare(
+    model: Any, texts: torch.Tensor, options: argparse.Namespace, frames: Frames
+) -> tuple[dict[str, Any], ClipScorer]:
+    """The throughput table, and the batched scorer of float32."""
+    device, gpu = options.device, options.device == "cuda"
+    naive, processor = make_naive(model, texts, device)
+    few = frames[: 256 if gpu else 16]
+    many = frames[: 4096 if gpu else 64]
+    sides: dict[str, tuple[Score, Frames]] = {f"one at a time, transformers ({processor})": (naive, few)}
+    scorers: dict[str, ClipScorer] = {}
+    for precision in ("float32", "bfloat16"):
+        for compiled in (False, True) if gpu else (False,):
+            name = f"batches of 64, {precision}{', compiled' if compiled else ''}"
+            scorers[name] = make_scorer(model, texts, device, precision, compiled, 64)
+            sides[name] = (scorers[name].score, many)
+    expected = naive(few)
+    errors = {name: float(np.abs(score(few) - expected).max()) for name, (score, _) in sides.items()}
+    rates = {name: statistics.median(found) for name, found in take_turns(sides, options.rounds).items()}
+    base = next(iter(rates.values()))
+    show(
+        f"{FRAME} x {FRAME} frames from host memory on {options.device}, median of {options.rounds} rounds",
+        ("", "frames/s", "ratio", "largest difference"),
+        [(name, f"{rate:,.1f}", f"{rate / base:.2f}", f"{errors[name]:.1e}") for name, rate in rates.items()],
+    )
+    return {"frames_per_second": rates, "largest_difference": errors}, next(iter(scorers.values()))
+
+
+def make_scorer(model: Any, texts: torch.Tensor, device: str, precision: Any, compiled: bool, batch: int) -> ClipScorer:
+    groups = (PROMPTS // 2, PROMPTS - PROMPTS // 2)
+    return ClipScorer(
+        copy.deepcopy(model),
+        texts,
+        groups,
+        Preprocessing.clip(PIXELS),
+        device=device,
+        precision=precision,
+        compile=compiled,
+        batch=batch,
+    )
+
+
+def compare_latency(model: Any, texts: torch.Tensor, options: argparse.Namespace, frames: Frames) -> dict[str, Any]:
+    sides: dict[str, Score] = {"transformers": make_naive(model, texts, options.device)[0]}
+    for precision in ("float32", "bfloat16"):
+        sides[precision] = make_scorer(model, texts, options.device, precision, False, 1).score
+    if options.device == "cuda":
+        sides["bfloat16, compiled"] = make_scorer(model, texts, options.device, "bfloat16", True, 1).score
+    found = {name: measure_latency(score, frames[:1], options.passes) for name, score in sides.items()}
+    show(
+        f"latency of one frame on {options.device}, {options.passes} passes after {WARM_UP}",
+        ("", "mean, ms", "median, ms"),
+        [(name, f"{mean:.2f}", f"{median:.2f}") for name, (mean, median) in found.items()],
+    )
+    return {name: {"mean_ms": mean, "median_ms": median} for name, (mean, median) in found.items()}
+
+
+def measure_gpu(model: Any, texts: torch.Tensor, options: argparse.Namespace, frames: Frames) -> dict[str, Any]:
+    """bfloat16 and compiled: the tower alone, and from host memory, for each size of batch."""
+    rows, found = [], {}
+    for batch in options.batches:
+        scorer = make_scorer(model, texts, "cuda", "bfloat16", True, batch)
+        scorer.score(frames[: 2 * batch])
+        tower = measure_tower(scorer, batch, options.rounds)
+        rates = take_turns({"": (scorer.score, frames)}, options.rounds)[""]
+        whole = statistics.median(rates)
+        rows.append((str(batch), f"{tower:,.0f}", f"{whole:,.0f}", f"{100 * whole / tower:.0f} %"))
+        found[str(batch)] = {"tower": tower, "from_host_memory": whole}
+    show(
+        "bfloat16, compiled, frames/s by size of batch",
+        ("batch", "tower alone", "from host memory", "share"),
+        rows,
+    )
+    return found
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).is_file():
+        cpu = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), cpu)
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure scoring with CLIP ViT-B/32.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each side takes its turn")
+    parser.add_argument("--passes", type=int, default=500, help="timed passes of one frame; 0 leaves latency out")
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024], help="sizes of batches on the GPU")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = parser.parse_args()
+
+    results: dict[str, Any] = {"machine": describe_machine(options.device)}
+    print(", ".join(f"{name} {value}" for name, value in results["machine"].items() if value is not None), flush=True)
+    model, texts = make_model()
+    count = 8192 if options.device == "cuda" else 64
+    frames = np.random.default_rng(0).integers(0, 256, (count, FRAME, FRAME, 3), dtype=np.uint8)
+    results["throughput"], scorer = compare(model, texts, options, frames)
+    if options.device == "cuda":
+        few = frames[:64]
+        on_cpu = make_scorer(model, texts, "cpu", "float32", False, 64).score(few)
+        results["gpu_against_cpu"] = float(np.abs(scorer.score(few) - on_cpu).max())
+        print(f"float32 on the GPU against the CPU: largest difference {results['gpu_against_cpu']:.1e}")
+        results["batches"] = measure_gpu(model, texts, options, frames)
+    if options.passes:
+        results["latency"] = compare_latency(model, texts, options, frames)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
