@@ -35,6 +35,16 @@ ENVS: dict[str, EnvSpec] = {
         _metadrive("medium", 5, 0.2),
         _metadrive("hard", 7, 0.35),
         EnvSpec(
+            name="braking",
+            summary="a small problem whose cost comes late: speed bumps, and a car that is slow to stop; no simulator",
+            module="vlmsafe.envs.braking",
+            horizon=200,
+            budget=30.0,
+            training=Scenarios(0, 10_000),
+            held_out=Scenarios(10_000, 10_000),
+            prompts="metadrive-v2",
+        ),
+        EnvSpec(
             name="speeding",
             summary="a small CMDP with a known answer: going fast pays, and costs; needs no simulator",
             module="vlmsafe.envs.speeding",

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.errors import MissingDependencyError
+from vlmsafe.errors import InputError, MissingDependencyError
 
 Observation = NDArray[np.float32]
 Frame = NDArray[np.uint8]
@@ -55,6 +55,22 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     def progress(self) -> Mapping[str, float]:
         """Task metrics of the current episode, such as the share of the route covered."""
         return {}
+
+    def hazard(self) -> float:
+        """How close the current state is to something that costs, from 0 to 1, computed from the simulator's state.
+
+        The oracle scorer reads it and no policy observes it. It looks and changes nothing. Where it would have no
+        meaning an environment leaves it undefined, which is an error only for those who ask.
+        """
+        raise no_hazard(type(self).__name__)
+
+
+def no_hazard(name: str) -> InputError:
+    """The error for an environment without a hazard."""
+    return InputError(
+        f"environment '{name}' has no hazard, which the oracle scorer reads; define hazard() on it, from 0 (nothing "
+        "that costs is near) to 1 (contact), or use one that `vlmsafe envs` lists: they all have it"
+    )
 
 
 @dataclass(frozen=True)

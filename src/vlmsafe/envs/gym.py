@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec as EnvSpecOfGym
 from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, no_hazard
 from vlmsafe.errors import EnvironmentFailure, InputError, unknown_name
 
 
@@ -77,6 +77,16 @@ class GymEnv(Env):
                 f"environment '{self._name}' does not render RGB arrays; register it with render_mode='rgb_array'"
             )
         return image
+
+    def hazard(self) -> float:
+        """What the registered environment's own `hazard()` says, whichever wrappers are around it."""
+        own = getattr(self._inner.unwrapped, "hazard", None)
+        if not callable(own):
+            raise no_hazard(self._name)
+        hazard = float(own())
+        if not 0.0 <= hazard <= 1.0:
+            raise EnvironmentFailure(f"environment '{self._name}': hazard() returned {hazard}; it must lie from 0 to 1")
+        return hazard
 
     def close(self) -> None:
         self._inner.close()

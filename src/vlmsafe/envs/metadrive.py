@@ -19,11 +19,11 @@ import logging
 import math
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from metadrive.component.sensors.lidar import Lidar
-from metadrive.constants import Decoration
+from metadrive.constants import Decoration, MetaDriveType, PGDrivableAreaProperty
 from metadrive.engine.base_engine import BaseEngine
 from metadrive.engine.core import engine_core
 from metadrive.engine.engine_utils import engine_initialized
@@ -35,6 +35,7 @@ from metadrive.obs.top_down_obs_impl import LaneGraphics, WorldSurface, pygame
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
+from vlmsafe.envs.hazard import gaps_to_box, hazard_of, outlines
 from vlmsafe.errors import EnvironmentFailure, InputError
 
 # The engine would download textures for its 3D renderer on first use; state vectors and top-down frames need none.
@@ -56,6 +57,13 @@ _CROP_SIZE = 2 * math.ceil(_FRAME_SIZE / math.sqrt(2))  # a square that covers t
 _EGO_COLOUR = "#029e73"
 # The palette MetaDrive's renderer takes traffic from.
 _TRAFFIC_COLOURS = ["#0173b2", "#de8f05", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
+
+# Hazard. A car in the middle of its lane has 0.8 m to a solid line beside it, which must count as next to nothing: a
+# reach of a quarter of a metre makes it 0.04. Contact in one second, which is ten steps, gives 1/e.
+_REACH = 0.25  # metres
+_SECONDS = 1.0
+_SIGHT = 60.0  # metres; a gap this wide that closes at 20 m/s would give 0.05
+_LINE_HALF_WIDTH = PGDrivableAreaProperty.LANE_LINE_WIDTH / 4  # the simulator's own, for contact
 
 
 def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
@@ -102,6 +110,8 @@ class MetaDrive(Env):
 
     _simulator: Any = None
     _roads: Any = None  # drawn at an episode's first frame
+    _lines: _Lines | None = None  # read at an episode's first hazard
+    _costly: bool = False  # whether the last step cost
 
     def __init__(self, spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> None:
         self._config = {
@@ -153,7 +163,7 @@ class MetaDrive(Env):
             raise InputError("a traffic seed was given, but without randomisation the scenario fixes the traffic")
         if self._simulator is None or (self._used and self.isolate):
             self._start()
-        self._used, self._roads = True, None
+        self._used, self._roads, self._lines, self._costly = True, None, None, False
         self._simulator.engine.traffic_manager.traffic_seed = info.get("traffic_seed")
         observation, _ = self._simulator.reset(seed=scenario)
         return observation, info
@@ -164,6 +174,7 @@ class MetaDrive(Env):
         observation, reward, terminated, truncated, info = self._simulator.step([steering, acceleration])
         plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"])}
         plain |= {event: bool(info[event]) for event in ("crash_vehicle", "out_of_road")}
+        self._costly = plain["cost"] > 0.0
         return observation, float(reward), bool(terminated), bool(truncated), plain
 
     def progress(self) -> Mapping[str, float]:
@@ -211,18 +222,78 @@ class MetaDrive(Env):
             middle = _FRAME_SIZE / 2 + centre
             yield [tuple(middle + sign * corner) for sign in (1, -1) for corner in corners], colour
 
+    def hazard(self) -> float:
+        """1 while a step costs, otherwise how near the nearest thing is that would: a solid line or another car.
+
+        Solid lines run along both edges of every road, so whoever leaves it touches one first. Of all of them the
+        nearest counts: a line farther ahead is approached at full speed by everyone who drives beside it.
+        """
+        return 1.0 if self._costly else self._approach()
+
+    def _approach(self) -> float:
+        ego = self._simulator.agent
+        if self._lines is None:
+            self._lines = _solid_lines(self._simulator.current_map)
+        position, velocity = ego.position, ego.velocity
+        to_ego = np.stack(_axes(ego.heading_theta))  # the agent's box is upright in its own coordinates
+        half = np.array([ego.LENGTH, ego.WIDTH]) / 2
+
+        # Every line that could be the nearest: a box and a line are at most their own sizes nearer than their centres.
+        distances = np.hypot(*(self._lines.middles - position).T)
+        near = distances <= distances.min() + np.hypot(*half) + self._lines.half_lengths
+        starts, ends = (self._lines.ends[:, near] - position) @ to_ego.T
+        gaps, directions = gaps_to_box(starts, ends, half)
+        nearest = gaps.argmin()
+        threats = [(gaps[nearest] - _LINE_HALF_WIDTH, directions[nearest] @ to_ego @ velocity)]
+
+        traffic = self._simulator.engine.traffic_manager.spawned_objects.values()
+        cars = [car for car in traffic if math.dist(car.position, position) < _SIGHT]
+        if cars:
+            axes = np.array([_axes(car.heading_theta) for car in cars])  # [N, along or across, 2]
+            sizes = np.array([[car.LENGTH / 2, car.WIDTH / 2] for car in cars])
+            reaches = sizes[..., None] * axes @ to_ego.T
+            centres = (np.array([car.position for car in cars]) - position) @ to_ego.T
+            closing = (velocity - np.array([car.velocity for car in cars])) @ to_ego.T
+            starts, ends = outlines(centres, reaches[:, 0], reaches[:, 1])
+            gaps, directions = gaps_to_box(starts.reshape(-1, 2), ends.reshape(-1, 2), half)
+            sides = gaps.reshape(-1, 4).argmin(axis=1) + 4 * np.arange(len(cars))
+            threats += zip(gaps[sides], (directions[sides] * closing).sum(axis=1), strict=True)
+        return max(hazard_of(gap, speed, reach=_REACH, seconds=_SECONDS) for gap, speed in threats)
+
     def close(self) -> None:
         # MetaDrive closes whichever engine the process has, so closing twice could close another environment's.
         if self._simulator is not None:
             self._simulator.close()
         self._simulator = None
-        self._roads = None
+        self._roads = self._lines = None
 
 
 def _axes(heading: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Unit vectors along a heading and to its left."""
     cos, sin = math.cos(heading), math.sin(heading)
     return np.array([cos, sin]), np.array([-sin, cos])
+
+
+class _Lines(NamedTuple):
+    """Straight pieces of solid line."""
+
+    ends: NDArray[np.float64]
+    """[2, N, 2], starts and ends."""
+    middles: NDArray[np.float64]
+    half_lengths: NDArray[np.float64]
+
+
+def _solid_lines(world: Any) -> _Lines:
+    """Every solid line of a map, read from the bodies with which the simulator tests contact."""
+    solid = (MetaDriveType.LINE_SOLID_SINGLE_WHITE, MetaDriveType.LINE_SOLID_SINGLE_YELLOW)
+    middles, half_lengths, headings = [], [], []
+    for body in (body for block in world.blocks for body in block.static_nodes if body.getName() in solid):
+        place = body.getTransform()
+        middles.append(tuple(place.getPos())[:2])
+        half_lengths.append(body.getShape(0).getHalfExtentsWithMargin()[0])
+        headings.append(_axes(math.radians(place.getHpr()[0]))[0])
+    half = np.array(half_lengths)[:, None] * np.array(headings)
+    return _Lines(np.array(middles) + np.stack([-half, half]), np.array(middles), np.array(half_lengths))
 
 
 def _draw_roads(network: Any) -> Any:

@@ -27,6 +27,7 @@ from vlmsafe.errors import InputError
 _TOP_SPEED = 1.5
 _REWARD_NOISE = 0.2
 _COST_SCALE = 3.0
+_LEAST_RISK, _MOST_RISK = 0.5, 1.5
 _FRAME = 64
 
 
@@ -55,7 +56,7 @@ class Speeding(Env):
         self.action_space = gymnasium.spaces.Box(0.0, _TOP_SPEED, (1,), np.float32)
         self._scenarios = scenarios
         self._horizon = horizon
-        self._risk, self._step, self._distance = 1.0, 0, 0.0
+        self._risk, self._step, self._distance, self._cost = 1.0, 0, 0.0, 0.0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -66,17 +67,17 @@ class Speeding(Env):
             last = self._scenarios.start + self._scenarios.size - 1
             raise InputError(f"scenario {scenario} is not in the pool {self._scenarios.start} to {last}")
         self._rng = np.random.default_rng(scenario)
-        self._risk = float(self._rng.uniform(0.5, 1.5))
-        self._step, self._distance = 0, 0.0
+        self._risk = float(self._rng.uniform(_LEAST_RISK, _MOST_RISK))
+        self._step, self._distance, self._cost = 0, 0.0, 0.0
         return self._observation(), {"scenario": scenario}
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         speed = float(np.clip(action[0], 0.0, _TOP_SPEED))
         self._step += 1
         self._distance += speed
-        info = {"cost": _COST_SCALE * self._risk * speed**2}
+        self._cost = _COST_SCALE * self._risk * speed**2
         reward = speed * (2.0 - speed) + _REWARD_NOISE * self._rng.standard_normal()
-        return self._observation(), reward, False, self._step >= self._horizon, info
+        return self._observation(), reward, False, self._step >= self._horizon, {"cost": self._cost}
 
     def _observation(self) -> Observation:
         return np.array([2.0 * (self._risk - 1.0), 2.0 * self._step / self._horizon - 1.0], np.float32)
@@ -91,6 +92,13 @@ class Speeding(Env):
 
     def progress(self) -> Mapping[str, float]:
         return {"distance": self._distance}
+
+    def hazard(self) -> float:
+        """The last step's cost as a share of the largest there is.
+
+        Nothing comes near here that could be seen early: what costs is the speed itself, in the step that chooses it.
+        """
+        return self._cost / (_COST_SCALE * _MOST_RISK * _TOP_SPEED**2)
 
 
 def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:

@@ -220,7 +220,25 @@ def test_compiled_scoring_equals_the_other_and_fills_batches(folders, monkeypatc
     monkeypatch.setattr(torch, "compile", watched)
     scorer = ClipScorer.load(str(folders["clip"]), SMALL, device="cpu", batch=2, compile=True)
     np.testing.assert_allclose(scorer.score(frames), expected, rtol=0, atol=1e-6)
-    assert shapes == [(2, 40, 50, 3)] * 3
+    assert shapes == [(2, 40, 50, 3)] * (1 + 3)  # the first to warm up
+
+
+def test_failing_compiler_is_an_error(folders, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("\nno compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", lambda module, **_: fail)
+    scorer = ClipScorer.load(str(folders["clip"]), SMALL, device="cpu", compile=True)
+    assert "cannot compile the model (no compiler); leave compile off" in one_line(scorer.score, noise(40, 50))
+
+
+def test_lack_of_memory_is_an_error_that_names_the_batch(folders, monkeypatch):
+    def fail(*_, **__):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    scorer = ClipScorer.load(str(folders["clip"]), SMALL, device="cpu", batch=7)
+    monkeypatch.setattr(transformers.CLIPVisionModel, "forward", fail)
+    assert "does not hold 7 frames at a time; lower the batch" in one_line(scorer.score, noise(40, 50))
 
 
 def test_description_names_model_revision_device_precision_and_sizes(folders):

@@ -108,7 +108,7 @@ class ClipScorer(Scorer):
     ) -> ClipScorer:
         """A scorer from a folder, the user's Hugging Face cache or, failing these, the hub.
 
-        `compile` generates code for one batch size and one size of frames; it costs a minute at the first batch.
+        `compile` has torch generate code for full batches of one size of frames, at the first call of `score`.
         """
         find_device(device)  # a wrong one is reported before anything is loaded
         checkpoint = _find(model)
@@ -135,11 +135,14 @@ class ClipScorer(Scorer):
             raise InputError(f"frames have no pixels: their shape is {list(inputs.shape[1:])}")
         if not len(inputs):
             return np.empty((0, sum(self.groups)), np.float32)
-        self._set_size((inputs.shape[1], inputs.shape[2]))
-        with torch.inference_mode():
-            if self._pipeline is not None:
-                return self._pipeline.run(self._program, inputs)
-            return self._score_on_cpu(inputs)
+        try:
+            self._set_size((inputs.shape[1], inputs.shape[2]))
+            return self._run(inputs)
+        except torch.cuda.OutOfMemoryError as error:
+            raise InputError(
+                f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch, or take a "
+                "smaller model"
+            ) from error
 
     def describe(self) -> dict[str, Any]:
         return dict(self._description)
@@ -158,10 +161,30 @@ class ClipScorer(Scorer):
         preparation = Preparation(
             self._preprocessing, size, pixels=getattr(torch, self._precision), products=products
         ).to(self._device)
-        program = nn.Sequential(preparation, self._tower)
-        self._program = torch.compile(program, dynamic=False) if self._compile else program
+        self._program = nn.Sequential(preparation, self._tower)
         self._pipeline = _Pipeline(self._device, self.batch, size, whole=self._compile) if on_gpu else None
+        if self._compile:
+            self._program = compiled(self._program, self._device)
+            self._warm_up(size)
         self._size = size
+
+    def _warm_up(self, size: Size) -> None:
+        """Have the code generated and, on a GPU, recorded, which takes the first three batches."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for _ in range(3 if self._pipeline else 1):
+                    self._run(np.zeros((self.batch, *size, 3), np.uint8))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # for want of a compiler, mostly
+            raise InputError(f"torch cannot compile the model ({_first_line(error)}); leave compile off") from error
+
+    @torch.inference_mode()
+    def _run(self, frames: NDArray[np.uint8]) -> Similarities:
+        if self._pipeline is not None:
+            return self._pipeline.run(self._program, frames)
+        return self._score_on_cpu(frames)
 
     def _score_on_cpu(self, frames: NDArray[np.uint8]) -> Similarities:
         similarities = np.empty((len(frames), sum(self.groups)), np.float32)
@@ -187,6 +210,16 @@ def find_device(device: str) -> torch.device:
             f"device '{device}' is not there: PyTorch sees {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'"
         )
     return torch.device(device)
+
+
+def compiled(program: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """A program with code generated for one shape.
+
+    On a GPU it is also recorded and started as a whole: to start its kernels one by one takes longer than a batch of 64.
+    """
+    mode = "reduce-overhead" if device.type == "cuda" else None
+    found: Callable[[Tensor], Tensor] = torch.compile(program, dynamic=False, mode=mode)
+    return found
 
 
 class _Tower(nn.Module):
@@ -236,7 +269,7 @@ class _Pipeline:
                 stage.frames[:count].copy_(stage.pinned[:count], non_blocking=True)
                 stage.copied.record(self._copying)
             computing.wait_event(stage.copied)
-            # A program's output may be overwritten by its next run, hence the copy.
+            # The next run of a recorded program overwrites its output, hence the copy.
             parts.append(program(stage.frames if self._whole else stage.frames[:count])[:count].clone())
             stage.computed.record(computing)
         similarities: Similarities = torch.cat(parts).cpu().numpy()
@@ -416,8 +449,11 @@ def _in_one_line(part: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise _Unreadable(f"its {part}: {lines[0] if lines else type(error).__name__}") from error
+        raise _Unreadable(f"its {part}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 @contextmanager
