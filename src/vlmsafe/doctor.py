@@ -32,7 +32,8 @@ class Finding:
 
 # (distribution, import name, what it enables, how to install it, required)
 _PACKAGES = (
-    ("torch", "torch", "train --tensorboard", "pip install torch", False),
+    ("torch", "torch", "scorers clip and qwen2-vl, train --tensorboard", "pip install torch", False),
+    ("transformers", "transformers", "scorers clip and qwen2-vl", "pip install 'transformers>=5.0'", False),
     ("gymnasium", "gymnasium", "environments", "pip install gymnasium", True),
     ("polars", "polars", "evaluation tables", "pip install polars", True),
     ("metadrive-simulator", "metadrive", "metadrive-easy, -medium, -hard", ENVS["metadrive-easy"].install, False),

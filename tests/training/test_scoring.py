@@ -234,3 +234,44 @@ def test_prompts_are_kept_with_the_run_whatever_becomes_of_their_file(tmp_path):
     path_of(run.checkpoints, 2).unlink()
     with pytest.raises(RunError, match=r"prompts.yaml was changed after the run began"):
         resume(run.path, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Small random models of the real classes on disk, by the name of their scorer."""
+    from small_models import save_small_clip, save_small_siglip
+    from small_qwen import save_small_qwen
+
+    makers = {"clip": save_small_clip, "siglip": save_small_siglip, "qwen2-vl": save_small_qwen}
+    folders = {name: tmp_path_factory.mktemp(name) for name in makers}
+    for name, save in makers.items():
+        save(folders[name])
+    kind = {"siglip": "clip"}
+    return {name: f"{kind.get(name, name)}:{folder}" for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize(("model", "method"), [("clip", "vlm-ppo-lag-conf-calibrated"), ("siglip", "cpo-coupled"),
+                                               ("qwen2-vl", "qwen2-vl-conf")])  # fmt: skip
+def test_a_real_model_scores_a_run_and_resumes_exactly(tmp_path, models, model, method):
+    settings = {**SMALL, "method": method, "num_envs": 2}
+    signal = {"scorer": models[model], "calibration": {"frames": 40}, "batch": 8, "precision": "float32", "every": 4}
+    whole, cut = (train(**settings, run_dir=str(tmp_path / name), signal=signal) for name in ("whole", "cut"))
+    path_of(cut.checkpoints, 2).unlink()
+    resume(cut.path, quiet=True)
+    assert_equal_runs(whole, cut)
+    assert all(row["bonus"] > 0.0 for row in whole.rows("epochs"))
+    scorer = whole.events()[0]["scorer"]
+    assert scorer["name"] == models[model]
+    assert scorer["device"] == "cpu"
+
+
+def test_a_real_models_scores_do_not_depend_on_when_they_are_computed(tmp_path, models):
+    runs = [
+        train(
+            **SMALL, run_dir=str(tmp_path / scoring), signal={"scorer": models["clip"], "every": 4, "scoring": scoring}
+        )
+        for scoring in ("deferred", "in-step")
+    ]
+    first = [run.rows("epochs")[0] for run in runs]
+    for name in ("positive_score", "negative_score", "margin", "bonus"):
+        assert first[0][name] == pytest.approx(first[1][name], rel=1e-5)

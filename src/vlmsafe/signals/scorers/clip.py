@@ -215,7 +215,7 @@ def find_device(device: str) -> torch.device:
 def compiled(program: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
     """A program with code generated for one shape.
 
-    On a GPU it is also recorded and started as a whole: to start its kernels one by one takes longer than a batch of 64.
+    On a GPU it is also recorded and started as a whole; starting its kernels one by one outlasts a batch of 64.
     """
     mode = "reduce-overhead" if device.type == "cuda" else None
     found: Callable[[Tensor], Tensor] = torch.compile(program, dynamic=False, mode=mode)
