@@ -71,7 +71,7 @@ def main() -> None:
         answers = pool.run([DescribeTask("frame", spec.training.start)])
     assert answers is not None
     model, texts = make_model()
-    scorer = make_scorer(model, texts, options.device, "float32", False, 64)
+    scorer = make_scorer(model, texts, options.device, "float32", 64)
     del model
     assert answers[0].frame is not None
     scorer.score(np.zeros((64, *answers[0].frame), np.uint8))  # what the first batch sets up is no part of an epoch

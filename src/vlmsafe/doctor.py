@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from vlmsafe.envs import ENVS
+from vlmsafe.signals.scorers import CLIP_DEFAULT, QWEN2_VL_DEFAULT
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,19 @@ def examine() -> list[Finding]:
     for library, package, enables in _LIBRARIES:
         found = ctypes.util.find_library(library)
         findings.append(Finding(package, found, enables, install_command([package])))
+    for scorer, model in (("clip", CLIP_DEFAULT), ("qwen2-vl", QWEN2_VL_DEFAULT)):
+        found = "in the cache" if _cached(model) else None
+        findings.append(Finding(model, found, f"--scorer {scorer} without internet", f"hf download {model}"))
     return findings
+
+
+def _cached(model: str) -> bool:
+    """Whether a model's configuration is in the Hugging Face cache."""
+    if importlib.util.find_spec("huggingface_hub") is None:
+        return False
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(model, "config.json"), str)
 
 
 def install_command(packages: list[str]) -> str:

@@ -256,6 +256,52 @@ def test_frames_are_what_the_environment_renders(register, monkeypatch):
         env.frame()
 
 
+class Hazardous(Counter):
+    def __init__(self, hazard: float) -> None:
+        super().__init__()
+        self._hazard = hazard
+
+    def hazard(self) -> float:
+        return self._hazard * self._step
+
+
+def test_the_hazard_is_the_environments_own_through_any_wrapper():
+    gymnasium.register(
+        "Hazardous-v0",
+        entry_point=Hazardous,
+        kwargs={"hazard": 0.25},
+        additional_wrappers=(gymnasium.wrappers.RecordEpisodeStatistics.wrapper_spec(),),
+    )
+    try:
+        env = env_spec("gym:Hazardous-v0").make()
+        assert not isinstance(env._inner, Hazardous)
+        env.reset(seed=0)
+        assert env.hazard() == 0.0
+        env.step(np.zeros(1, np.float32))
+        assert env.hazard() == 0.25
+    finally:
+        gymnasium.registry.pop("Hazardous-v0", None)
+
+
+def test_an_environment_without_a_hazard_is_named_with_what_to_define(register):
+    name = register()
+    env = env_spec(name).make()
+    env.reset(seed=0)
+    with pytest.raises(InputError, match=r"has no hazard.* define hazard\(\) on it") as caught:
+        env.hazard()
+    assert f"'{name}'" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("hazard", [1.5, -0.5, float("nan")])
+def test_a_hazard_that_is_no_share_is_refused(monkeypatch, register, hazard):
+    monkeypatch.setattr(Counter, "hazard", lambda self: hazard, raising=False)
+    env = env_spec(register()).make()
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFailure, match=f"returned {hazard}; it must lie from 0 to 1"):
+        env.hazard()
+
+
 def test_seeds_of_training_and_evaluation_are_kept_apart():
     spec = env_spec("gym:Pendulum-v1")
     assert spec.name == "gym:Pendulum-v1"

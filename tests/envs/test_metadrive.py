@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -404,6 +405,131 @@ def test_taking_frames_changes_nothing(make: MakeEnv) -> None:
                 env.frame()
         ends.append((observation.tobytes(), env.frame().tobytes()))
     assert ends[0] == ends[1]
+
+
+# -- hazard ------------------------------------------------------------------------------------------------------
+
+EMPTY = dataclasses.replace(EASY, settings={**EASY.settings, "traffic_density": 0.0})
+
+
+def test_asking_for_the_hazard_changes_nothing(make: MakeEnv) -> None:
+    env = make()
+    unasked = [digest(env, CRASH, 1), digest(env, BEND, 1)]
+    step, asked = env.step, []
+
+    def step_and_ask(action: Any) -> Any:
+        told = step(action)
+        asked.append(env.hazard())
+        return told
+
+    env.step = step_and_ask
+    assert [digest(env, CRASH, 1), digest(env, BEND, 1)] == unasked
+    assert len(asked) == 120
+    assert all(0.0 <= hazard <= 1.0 for hazard in asked)
+    assert len(set(asked)) > 60
+
+
+@pytest.mark.parametrize(("scenario", "event"), [(BEND, "out_of_road"), (CRASH, "crash_vehicle")])
+def test_the_hazard_grows_towards_a_cost_and_is_one_while_it_lasts(make: MakeEnv, scenario: int, event: str) -> None:
+    env = make()
+    env.reset(seed=scenario, options={"traffic_seed": 1})
+    assert env.hazard() < 0.1
+    hazards, costs = [], []
+    for _ in range(110):
+        *_, info = env.step(AHEAD)
+        hazards.append(env.hazard())
+        costs.append(info["cost"])
+        if costs[-1] and not any(costs[:-1]):
+            assert info[event]
+            assert env._approach() > 0.95, "as the cars and the lines lie, whatever the cost says"
+    first = costs.index(1.0)
+    assert hazards[first - 1] > 0.7
+    assert np.mean(hazards[first - 5 : first]) > np.mean(hazards[first - 10 : first - 5]) + 0.1
+    assert np.mean(hazards[: first - 20]) < 0.2
+    assert all(hazard == 1.0 for hazard, cost in zip(hazards, costs, strict=True) if cost)
+    env.reset(seed=scenario, options={"traffic_seed": 1})
+    assert env.hazard() < 0.1
+
+
+@pytest.mark.parametrize("side", [-1, 1], ids=["middle line", "edge of the road"])
+def test_a_solid_line_is_as_hazardous_as_it_is_near_and_approached(make: MakeEnv, side: int) -> None:
+    env = make(EMPTY)
+    env.reset(seed=0)
+    car = env._simulator.agent
+    lanes = car.navigation.current_ref_lanes
+    lane = lanes[0] if side < 0 else lanes[-1]
+    heading = lane.heading_theta_at(20.0)
+    outwards = side * np.array([math.sin(heading), -math.cos(heading)])
+    car.set_heading_theta(heading)
+    for offset in (0.0, 0.4, 0.7):  # metres from the middle of the lane
+        gap = lane.width / 2 - car.WIDTH / 2 - offset - 0.15 / 4
+        car.set_position(lane.position(20.0, side * offset))
+        for speed, closing in [(0.0, 0.0), (2.0, 2.0), (-2.0, 0.0)]:
+            car.set_velocity(10.0 * car.heading + speed * outwards)
+            assert env.hazard() == pytest.approx(math.exp(-gap / (0.25 + closing)), rel=2e-3)
+    car.set_position(lane.position(20.0, side * 1.0))
+    assert env._approach() == 1.0, "it stands on the line"
+
+
+def test_in_the_middle_of_the_road_a_line_is_as_good_as_no_hazard(make: MakeEnv) -> None:
+    env = make(EMPTY)
+    env.reset(seed=0)
+    car = env._simulator.agent
+    lane = car.navigation.current_ref_lanes[1]
+    car.set_position(lane.position(20.0, 0.0))
+    car.set_heading_theta(lane.heading_theta_at(20.0))
+    car.set_velocity(20.0 * car.heading)
+    assert env.hazard() < 1e-4
+
+
+@pytest.mark.parametrize("isolate", [True, False])
+def test_the_lines_are_those_of_the_episodes_own_map(make: MakeEnv, isolate: bool) -> None:
+    env = make(EMPTY)
+    env.isolate = isolate
+    for scenario in (0, 1, 2):
+        env.reset(seed=scenario)
+        env.hazard()
+        lane = env._simulator.agent.navigation.final_lane  # at the end of the road, which is elsewhere on each map
+        env._simulator.agent.set_position(lane.position(lane.length / 2, lane.width / 2))
+        assert env.hazard() == 1.0
+
+
+@pytest.mark.parametrize(("gap", "closing"), [(10.0, 20.0), (10.0, 5.0), (3.0, -5.0), (1.0, 0.0), (0.2, 0.0)])
+def test_a_car_ahead_is_as_hazardous_as_it_is_near_and_approached(make: MakeEnv, gap: float, closing: float) -> None:
+    env = make()
+    env.reset(seed=CRASH, options={"traffic_seed": 1})
+    ego = env._simulator.agent
+    lane = ego.navigation.current_ref_lanes[1]  # solid lines are a lane away
+    other, *rest = env._simulator.engine.traffic_manager.spawned_objects.values()
+    for index, car in enumerate(rest):
+        car.set_position((1000.0 + 20.0 * index, 1000.0))
+    along = lane.heading_theta_at(40.0)
+    for car, place, speed in ((other, 40.0, 10.0), (ego, 40.0 - gap - (ego.LENGTH + other.LENGTH) / 2, 10.0 + closing)):
+        car.set_heading_theta(along)
+        car.set_position(lane.position(place, 0.0))
+        car.set_velocity(speed * car.heading)
+    assert env.hazard() == pytest.approx(math.exp(-gap / (0.25 + max(closing, 0.0))), rel=0.02, abs=1e-4)
+    # Turned across the lane, it is as near as its side.
+    other.set_heading_theta(along + math.pi / 2)
+    other.set_velocity(0.0 * other.heading)
+    wide = gap + (other.LENGTH - other.WIDTH) / 2
+    assert env.hazard() == pytest.approx(math.exp(-wide / (0.25 + 10.0 + closing)), rel=0.02)
+
+
+def test_the_hazard_takes_well_under_a_millisecond(make: MakeEnv) -> None:
+    """Of processor time: how long it is waited for depends on what else runs."""
+    env = make(env_spec("metadrive-hard"))
+    env.reset(seed=0)
+    for _ in range(20):
+        env.step(AHEAD)
+    env.hazard()
+    batches = []
+    for _ in range(5):
+        before = time.process_time()
+        for _ in range(100):
+            env._approach()
+        batches.append((time.process_time() - before) / 100)
+    assert min(batches) < 1e-3
 
 
 def test_reused_engine_makes_an_episode_depend_on_those_before_it(make: MakeEnv) -> None:

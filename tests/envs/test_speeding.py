@@ -174,6 +174,21 @@ def test_frames_show_the_car_moving_and_not_the_cost():
     assert len(roads) == 1, "the road keeps its colour whatever the speed, so no step's cost shows"
 
 
+def test_the_hazard_is_the_last_steps_cost_as_a_share_of_the_largest():
+    env = SPEC.make()
+    hazards = []
+    for scenario in range(200):
+        env.reset(seed=scenario)
+        assert env.hazard() == 0.0
+        for speed in (1.5, 0.7):
+            *_, info = env.step(np.array([speed], np.float32))
+            assert env.hazard() == pytest.approx(info["cost"] / (3.0 * 1.5 * 1.5**2))
+            hazards.append(env.hazard())
+        env.reset(seed=scenario)
+        assert env.hazard() == 0.0
+    assert 0.99 < max(hazards) <= 1.0, "the riskiest road at top speed is as hazardous as it gets"
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # recommends symmetric actions, and a spec for rendering
 def test_gymnasiums_own_checker_is_content():
     check_env(SPEC.make())
