@@ -112,6 +112,11 @@ def test_calibration_sets_the_gate():
     ("settings", "message"),
     [
         ({"every": 0}, "every is 0"),
+        ({"every": 2.5}, "every is 2.5; it must be a whole number"),
+        ({"reward_weight": float("nan")}, "reward_weight is nan"),
+        ({"gate": None}, "gate is None; expected off"),
+        ({"gate": Gate}, "gate is <class"),
+        ({"scorer": FrameScorer}, "scorer is <class .* expected a scorer's name or a Scorer"),
         ({"gate": "calibrated"}, r"call calibrate\(\)"),
         ({"rule": "novelty"}, "cannot be used with the rule 'novelty'"),
         ({"scorer": "clip"}, "compares frames with prompts"),
@@ -121,6 +126,17 @@ def test_calibration_sets_the_gate():
 def test_settings_that_cannot_work_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         make(**settings)
+
+
+def test_the_oracle_needs_a_hazard_and_says_so_at_once():
+    with pytest.raises(InputError, match=r"reads the environment's hazard\(\), and this one has none"):
+        SemanticSignals(gymnasium.make("Pendulum-v1"), "oracle")
+
+
+@pytest.mark.parametrize(("frames", "episodes"), [(0, 5), (30, 0), (4, 5)])
+def test_a_calibration_that_cannot_be_is_refused(frames, episodes):
+    with pytest.raises(InputError, match=f"frames is {frames} and episodes {episodes}"):
+        make().calibrate(frames=frames, episodes=episodes)
 
 
 def test_an_environment_that_does_not_render_is_refused():

@@ -81,6 +81,19 @@ def test_a_part_of_another_method_is_refused():
         ("ppo-clg", {"signal": {"cost_weight": 0.5, "prompts": "metadrive"}}, "PPO has none"),
         ("cpo-clg", {"signal": {"multiplier": {"kind": "adam"}, "prompts": "metadrive"}}, "has no multiplier beside"),
         ("vlm-ppo-lag", {"env": "gym:Pendulum-v1"}, "has no prompts of its own; pass --prompts"),
+        ("ppo-lag", {"signal": {"every": 4}}, "signal.every is set, but the method 'ppo-lag' has no signal"),
+        ("ppo-lag", {"signal": {"calibration": {"frames": 50}}}, "signal.calibration.frames is set, but"),
+        (
+            "cpo-decoupled",
+            {"multiplier": {"signal_weight": 0.5}},
+            "multiplier.signal_weight is set, but .* no multiplier",
+        ),
+        ("ppo-lag-rnd", {"signal": {"reward_weight": 0.1}}, "novelty has no positive score"),
+        ("vlm-ppo-lag", {"signal": {"calibration": {"frames": 0}}}, "calibration frames is 0"),
+        ("vlm-ppo-lag", {"signal": {"calibration": {"frames": 4, "episodes": 9}}}, "number of episodes, 9"),
+        ("vlm-ppo-lag", {"signal": {"reference": float("nan")}}, "reference is nan; it must lie between 0 and 1"),
+        ("vlm-ppo-lag", {"signal": {"multiplier": {"budget": -5.0}}}, "budget is -5.0; it must lie between 0 and 1"),
+        ("vlm-ppo-lag", {"signal": {"device": "foo"}}, "scorer device is 'foo'; expected auto, cpu"),
     ],
 )
 def test_a_signal_that_does_not_fit_its_method_is_refused(method, settings, message):

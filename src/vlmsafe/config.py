@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -256,17 +257,19 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     if signal.scorer == "none":
         return signal
     scorer = parse_scorer(signal.scorer)
-    frames = signal.calibration.frames or (5000 if scorer.large else 500)
-    reads = scorer.kind in ("clip", "qwen2-vl")  # the others compare with no text
-    if reads and not (signal.prompts or spec.prompts):
+    frames = signal.calibration.frames
+    if frames is None:
+        frames = 5000 if scorer.large else 500
+    prompts = signal.prompts or (spec.prompts if scorer.reads else None)
+    if prompts is None and scorer.kind in ("clip", "qwen2-vl"):
         raise InputError(
             f"environment '{spec.name}' has no prompts of its own; pass --prompts with a YAML file or one of "
             f"{', '.join(shipped_prompts())}"
         )
     return dataclasses.replace(
         signal,
-        scorer=str(scorer),
-        prompts=signal.prompts or (spec.prompts if reads else None),
+        scorer=str(scorer.absolute),
+        prompts=prompts,
         calibration=dataclasses.replace(signal.calibration, frames=frames),
     )
 
@@ -328,12 +331,15 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         signal_every=signal.every,
         signal_batch=signal.batch,
         calibration_episodes=signal.calibration.episodes,
+        signal_multiplier_upper_bound=signal.multiplier.upper_bound,
         signal_multiplier_learning_rate=signal.multiplier.learning_rate,
     )
     if config.cost_window != "epoch":
         yield from positive(cost_window=config.cost_window)
     shares = {name: getattr(learner, name) for name in ("gamma", "gae_lambda", "cost_gae_lambda", "line_search_decay")}
     shares |= {"pid_smoothing": multiplier.pid_smoothing, "signal_reference": multiplier.signal_reference}
+    given = {"reference": signal.reference, "signal_multiplier_budget": signal.multiplier.budget}
+    shares |= {name: value for name, value in given.items() if value is not None}
     for name, share in shares.items():
         if not 0.0 <= share <= 1.0:
             yield f"{name} is {share}; it must lie between 0 and 1"
@@ -344,8 +350,14 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     upper = multiplier.upper_bound
     if upper is not None and not upper >= multiplier.initial:
         yield f"upper_bound is {upper}; it must be at least the initial multiplier {multiplier.initial}"
-    if signal.calibration.frames is not None and signal.calibration.frames < 4:
-        yield f"calibration frames is {signal.calibration.frames}; quartiles need at least 4"
+    frames, episodes = signal.calibration.frames, signal.calibration.episodes
+    if frames is not None and frames < max(4, episodes):
+        yield (
+            f"calibration frames is {frames}; it must be at least 4, for quartiles, and at least the number of "
+            f"episodes, {episodes}"
+        )
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", signal.device):
+        yield f"scorer device is '{signal.device}'; expected auto, cpu, cuda or a certain GPU such as cuda:1"
     if not 0.0 < signal.calibration.target < 1.0:
         yield f"calibration target is {signal.calibration.target}; it must lie between 0 and 1"
     if not signal.multiplier.upper_bound >= signal.multiplier.initial:

@@ -15,6 +15,7 @@ from typing import Any, Literal, SupportsFloat
 
 import gymnasium
 import numpy as np
+from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
 from vlmsafe.errors import InputError
@@ -23,6 +24,7 @@ from vlmsafe.signals.gate import AnyGate, Gate, OpenGate, ProbabilityGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers import Precision, Rule, Scorer, make_scorer
+from vlmsafe.signals.scorers.api import check_scorer, score_checked
 from vlmsafe.signals.shaping import due
 
 __all__ = ["SemanticSignals"]
@@ -30,7 +32,7 @@ __all__ = ["SemanticSignals"]
 _GATES: dict[str, AnyGate] = {"off": OpenGate(), "prior-symmetric": Gate(), "probability": ProbabilityGate()}
 
 
-class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any]):
+class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """Scores every `every`-th state of an episode and pays a bonus for it.
 
     Each step's `info` gains `env_reward` and `bonus` (their sum is the reward), `positive_score`, `negative_score`,
@@ -53,18 +55,29 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any]):
         seed: int = 0,
     ) -> None:
         """`scorer` and `prompts` are names as on the command line, or objects; `seed` is for scorers that draw."""
-        super().__init__(env)
-        if every < 1:
-            raise InputError(f"every is {every}; it must be at least 1")
-        if isinstance(gate, str) and gate not in _GATES:
+        RecordConstructorArgs.__init__(
+            self, scorer=scorer, prompts=prompts, gate=gate, every=every, reward_weight=reward_weight, rule=rule,
+            device=device, precision=precision, seed=seed,
+        )  # fmt: skip
+        gymnasium.Wrapper.__init__(self, env)
+        if not isinstance(every, int) or every < 1:
+            raise InputError(f"every is {every}; it must be a whole number of at least 1")
+        if not (math.isfinite(reward_weight) and reward_weight >= 0.0):
+            raise InputError(f"reward_weight is {reward_weight}; it must be finite and 0 or greater")
+        if gate not in _GATES and not isinstance(gate, Gate | OpenGate | ProbabilityGate):
             raise InputError(
-                f"gate is '{gate}'; expected {', '.join(_GATES)}, or a Gate; for a calibrated one call calibrate()"
+                f"gate is {gate!r}; expected {', '.join(_GATES)}, or a Gate; for a calibrated one call calibrate()"
             )
+        if not isinstance(scorer, Scorer | str):
+            raise InputError(f"scorer is {scorer!r}; expected a scorer's name or a Scorer")
         self.gate: AnyGate = _GATES[gate] if isinstance(gate, str) else gate
         self.every, self.reward_weight, self.rule = every, reward_weight, rule
         self.scorer = scorer if isinstance(scorer, Scorer) else self._load(scorer, prompts, device, precision, seed)
+        check_scorer(self.scorer)
         if rule not in self.scorer.rules:
             raise InputError(f"this scorer cannot be used with the rule '{rule}'; it gives {self.scorer.rules}")
+        if self.scorer.looks_at == "hazard" and not env.has_wrapper_attr("hazard"):
+            raise InputError("the oracle reads the environment's hazard(), and this one has none; define it")
         if self.scorer.looks_at == "frame" and _frame_of(env) is None and env.render_mode != "rgb_array":
             raise InputError(
                 f"the environment's render_mode is {env.render_mode!r}; scoring frames needs "
@@ -109,7 +122,11 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def calibrate(self, frames: int = 500, episodes: int = 5, *, target: float = 0.5, seed: int = 0) -> Calibration:
         """Set the gate from a random policy's frames (Eq. 5). Resets the environment, and leaves it to be reset."""
-        per_episode = math.ceil(frames / episodes)
+        if episodes < 1 or frames < max(4, episodes):
+            raise InputError(
+                f"frames is {frames} and episodes {episodes}; calibration needs at least 4 frames, and one per episode"
+            )
+        per_episode = frames // episodes
         self.env.action_space.seed(seed)
         parts: list[Scores] = []
         episode_count, barren = 0, 0
@@ -152,7 +169,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any]):
         return frame
 
     def _score(self, inputs: NDArray[Any]) -> Scores:
-        return apply_rule(self.rule, self.scorer.score(inputs), self.scorer.groups)
+        return apply_rule(self.rule, score_checked(self.scorer, inputs), self.scorer.groups, self.scorer.bounds)
 
     def _refresh(self, inputs: NDArray[Any]) -> None:
         scores = self._score(inputs)
@@ -177,15 +194,15 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._sums["kappa"] += self._now["kappa"]
             self._sums["scored"] += 1
 
-    def _episode(self) -> dict[str, float]:
-        """Return and bonus apart; scores as means over all steps, kappa over the scored ones (1 where none is)."""
+    def _episode(self) -> dict[str, float | None]:
+        """Return and bonus apart; scores as means over all steps, kappa over the scored ones, None without any."""
         sums = self._sums
         return {
             "env_return": sums["env_return"],
             "bonus": sums["bonus"],
             "positive_score": sums["positive_score"] / self._steps,
             "negative_score": sums["negative_score"] / self._steps,
-            "kappa": sums["kappa"] / sums["scored"] if sums["scored"] else 1.0,
+            "kappa": sums["kappa"] / sums["scored"] if sums["scored"] else None,
         }
 
 

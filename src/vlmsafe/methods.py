@@ -216,20 +216,26 @@ def _check_signal(config: TrainConfig, chosen: Method) -> None:
     """A method with a signal takes any scorer in place of its own; one without takes none."""
     signal, learner = config.signal, config.learner.algorithm
     if chosen.signal.scorer == "none":
-        used = {"signal.scorer": signal.scorer != "none", "signal.reward_weight": signal.reward_weight > 0.0}
-        used |= {"signal.cost_weight": signal.cost_weight > 0.0, "signal.multiplier": signal.multiplier.kind != "none"}
-        used |= {"multiplier.signal_weight": config.multiplier.signal_weight > 0.0}
-        for name, given in used.items():
-            if given:
-                with_signal = ", ".join(name for name, m in METHODS.items() if m.signal.scorer != "none")
-                raise InputError(
-                    f"{name} is set, but the method '{config.method}' has no signal; choose one of {with_signal}"
-                )
+        plain, given = flatten(to_dict(SignalConfig())), flatten(to_dict(signal))
+        used = [f"signal.{name}" for name in given if given[name] != plain[name]]
+        used += ["multiplier.signal_weight"] if config.multiplier.signal_weight > 0.0 else []
+        if used:
+            with_signal = ", ".join(name for name, m in METHODS.items() if m.signal.scorer != "none")
+            raise InputError(
+                f"{used[0]} is set, but the method '{config.method}' has no signal; choose one of {with_signal}"
+            )
         return
     if signal.scorer == "none":
         raise InputError(f"signal.scorer is 'none', but the method '{config.method}' has a signal; choose a scorer")
     if signal.cost_weight > 0.0 and learner == "ppo":
         raise InputError("vlm_cost_weight adds to what the cost critic sees, and PPO has none; choose another --method")
+    if signal.rule == "novelty" and signal.reward_weight > 0.0:
+        raise InputError("signal.reward_weight is set, but novelty has no positive score for a bonus; drop it")
+    if config.multiplier.signal_weight > 0.0 and config.multiplier.kind == "none":
+        raise InputError(
+            f"multiplier.signal_weight is set, but the method '{config.method}' has no multiplier; drop it, or choose "
+            "another --method"
+        )
     if signal.multiplier.kind != "none" and config.multiplier.kind == "none":
         raise InputError(
             f"signal.multiplier is '{signal.multiplier.kind}', but the method '{config.method}' has no multiplier "

@@ -37,7 +37,63 @@ class FrameScorer(Scorer):
 class FailingScorer(FrameScorer):
     """Raises on its third batch, as a GPU that runs out of memory does."""
 
+    error: BaseException = MemoryError("out of memory on the device")
+
     def score(self, inputs: np.ndarray) -> np.ndarray:
         if len(self.batches) == 2:
-            raise MemoryError("out of memory on the device")
+            raise self.error
         return super().score(inputs)
+
+
+class LeavingScorer(FailingScorer):
+    """Ends the process, or would."""
+
+    error = SystemExit(3)
+
+
+class LearningScorer(FrameScorer):
+    """Looks at frames and learns."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        return {"seen": np.array(self.batches)}
+
+
+class MisspeltScorer(FrameScorer):
+    looks_at = "frames"
+
+
+class RestlessScorer(FrameScorer):
+    """Another scorer each time it is made, as a folder is whose model was replaced."""
+
+    made = 0
+
+    def __init__(self, prompts: PromptSet) -> None:
+        super().__init__(prompts)
+        RestlessScorer.made += 1
+        self._weights *= RestlessScorer.made
+
+
+class WideScorer(FrameScorer):
+    """One column too many."""
+
+    def score(self, inputs: np.ndarray) -> np.ndarray:
+        return np.pad(super().score(inputs), ((0, 0), (0, 1)))
+
+
+class LongScorer(FrameScorer):
+    """One row too many."""
+
+    def score(self, inputs: np.ndarray) -> np.ndarray:
+        return np.pad(super().score(inputs), ((0, 1), (0, 0)))
+
+
+class NanScorer(FrameScorer):
+    def score(self, inputs: np.ndarray) -> np.ndarray:
+        return super().score(inputs) * np.nan
+
+
+class LoudScorer(FrameScorer):
+    """Logits where similarities are expected."""
+
+    def score(self, inputs: np.ndarray) -> np.ndarray:
+        return super().score(inputs) * 100.0

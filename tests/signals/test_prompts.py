@@ -1,5 +1,7 @@
 """Prompt sets say what they were given, and refuse what cannot be meant."""
 
+import hashlib
+
 import pytest
 
 from vlmsafe.errors import InputError
@@ -22,6 +24,18 @@ def test_every_shipped_set_is_valid_and_one_of_its_own():
     assert len(sets) == 7
     assert sets["metadrive-v2"] == sets["bullet-v2"], "the generic template names no environment"
     assert len({prompts.texts for prompts in sets.values()}) == 6
+
+
+def test_prompts_are_the_papers_word_for_word():
+    """One text of each group of each v1 set in full; all of them by their digest."""
+    assert load_prompts("metadrive").positive[2] == "the car is navigating traffic safely with proper spacing"
+    assert load_prompts("metadrive").negative[1] == "the car is drifting onto the sidewalk or off the road"
+    assert load_prompts("bullet").positive[0] == "the car is driving directly toward the goal target"
+    assert load_prompts("bullet").negative[3] == "the car is in a dangerous position near a barrier"
+    assert load_prompts("formula-one").positive[2] == "the racecar is making progress along the racing line"
+    assert load_prompts("formula-one").negative[0] == "the racecar is about to crash into the barrier"
+    everything = "\n".join(text for name in shipped_prompts() for text in load_prompts(name).texts)
+    assert hashlib.sha256(everything.encode()).hexdigest()[:16] == "5548f978416981e2"
 
 
 def test_texts_are_positive_first():

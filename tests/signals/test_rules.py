@@ -79,11 +79,18 @@ def test_bonuses_are_of_the_size_the_paper_logs():
 
 
 def test_yes_no_probabilities_are_scores_as_they_are():
-    scores = apply_rule("yes-no", np.float32([[0.75, 0.25]]), (1, 1))
+    scores = apply_rule("yes-no", np.float32([[0.75, 0.25]]), (1, 1), bounds=(0.0, 1.0))
     assert (scores.positive[0], scores.negative[0], scores.margin[0]) == (0.75, 0.25, 0.5)
 
 
 def test_novelty_is_a_negative_score_alone():
-    scores = apply_rule("novelty", np.float32([[0.25], [0.5]]), (0, 1))
+    scores = apply_rule("novelty", np.float32([[0.25], [0.5]]), (0, 1), bounds=(0.0, 1.0))
     np.testing.assert_array_equal(scores.positive, [0.0, 0.0])
     np.testing.assert_array_equal(scores.negative, [0.25, 0.5])
+
+
+def test_a_scorer_of_cosines_can_stand_in_for_one_of_probabilities():
+    cosines, probabilities = np.float32([[0.5, -0.5]]), np.float32([[0.75, 0.25]])
+    one = apply_rule("yes-no", cosines, (1, 1))
+    other = apply_rule("yes-no", probabilities, (1, 1), bounds=(0.0, 1.0))
+    assert (one.positive[0], one.negative[0]) == (other.positive[0], other.negative[0])

@@ -120,6 +120,9 @@ def test_a_constant_scorer_cannot_be_calibrated_and_says_so(tmp_path):
     settings = {**SMALL, "method": "vlm-ppo-lag-conf-calibrated"}
     with pytest.raises(InputError, match="interquartile range is 0"):
         train(**settings, run_dir=str(tmp_path / "run"), signal={"scorer": "constant:0.6"})
+    # The request was wrong, so nothing is left that would be in the way of a better one.
+    better = {"scorer": "constant:0.6", "gate": "off"}
+    assert train(**settings, run_dir=str(tmp_path / "run"), signal=better).status() == "finished"
 
 
 @pytest.mark.parametrize(
@@ -194,10 +197,94 @@ def test_a_scorer_that_fails_ends_the_run_with_one_line_and_can_be_resumed(tmp_p
     assert load_checkpoint(path_of(tmp_path / "run" / "checkpoints", 0)).epoch == 0
 
 
+def test_a_scorer_that_leaves_is_a_failure_like_any_other(tmp_path):
+    signal = {**SIGNAL, "scorer": "python:frame_scorer:LeavingScorer", "batch": 8}
+    with pytest.raises(ScorerFailure, match="raised SystemExit: 3"):
+        train(**SMALL, run_dir=str(tmp_path / "run"), signal=signal)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("WideScorer", r"similarities of shape \(\d+, 9\) for \d+ inputs and 8 prompts; expected"),
+        ("LongScorer", r"similarities of shape"),
+        ("NanScorer", r"from nan to nan; they must lie between -1 and 1"),
+        ("LoudScorer", r"they must lie between -1 and 1"),
+        ("LearningScorer", "looks at frames and learns"),
+        ("MisspeltScorer", "looks at 'frames'; expected one of frame,"),
+    ],
+)
+def test_a_scorer_that_breaks_its_promises_is_named_and_leaves_no_run(tmp_path, name, message):
+    with pytest.raises(InputError, match=message):
+        train(**SMALL, run_dir=str(tmp_path / "run"), signal={**SIGNAL, "scorer": f"python:frame_scorer:{name}"})
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
+def test_another_model_in_the_place_of_the_first_is_noticed_on_resume(tmp_path, monkeypatch):
+    import frame_scorer
+
+    signal = {**SIGNAL, "scorer": "python:frame_scorer:RestlessScorer"}
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), signal=signal)
+    path_of(run.checkpoints, 2).unlink()
+    with pytest.raises(RunError, match=r"is not the one this run began with: similarities .* differ by"):
+        resume(run.path, quiet=True)
+    monkeypatch.setattr(frame_scorer.RestlessScorer, "made", 0)
+    assert resume(run.path, quiet=True).status() == "finished"
+
+
+def test_what_enters_the_multiplier_is_the_raw_score_whatever_the_gate(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), signal={"scorer": "constant:0.64,0.62"})
+    kappa = np.tanh(100 * 0.04 / 2)
+    for row in run.rows("epochs"):
+        assert row["kappa"] == pytest.approx(kappa, abs=1e-6)
+        assert row["negative_score"] == pytest.approx(0.62, abs=1e-6)
+        assert row["signal_term"] == pytest.approx(0.01 * 0.12, abs=1e-8)
+        assert row["bonus"] == pytest.approx(20 * 0.1 * kappa * 0.64, rel=1e-6)
+
+
+@pytest.mark.parametrize(("frames", "episodes", "num_envs"), [(12, 5, 1), (16, 5, 2), (9, 4, 2), (40, 7, 2)])
+def test_the_calibration_buffer_holds_at_least_as_many_episodes_as_asked_for(tmp_path, frames, episodes, num_envs):
+    """On episodes of 200 steps, far longer than the buffer."""
+    calibration = {"frames": frames, "episodes": episodes}
+    signal = {"scorer": "noise", "calibration": calibration, "gate": "calibrated", "every": 2}
+    settings = {**SMALL, "env": "braking", "total_steps": 400, "steps_per_epoch": 400, "num_envs": num_envs}
+    run = train(**settings, run_dir=str(tmp_path / "run"), signal=signal)
+    event = next(event for event in run.events() if event["event"] == "calibrated")
+    assert event["frames"] == frames
+    assert event["episodes"] >= episodes
+
+
+def test_a_users_scorer_gets_the_environments_prompts(tmp_path):
+    signal = {key: value for key, value in SIGNAL.items() if key != "prompts"}
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), signal=signal)
+    assert run.prompts().texts == ("the car is driving safely", "the car is in an unsafe situation")
+
+
+def test_an_epoch_without_a_look_says_so(tmp_path, capsys):
+    settings = {**SMALL, "quiet": False}
+    train(**settings, run_dir=str(tmp_path / "run"), signal={**SIGNAL, "every": 50})
+    assert "nothing was scored; no episode lasts the 50 steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["qwen2-vl-conf", "ppo-lag-rnd", "cpo-coupled", "ppo-clg"])
+@pytest.mark.parametrize("scorer", ["oracle", "noise", "constant:0.6,0.4"])
+def test_every_path_can_be_run_with_a_control(tmp_path, method, scorer):
+    run = train(**{**SMALL, "method": method}, run_dir=str(tmp_path / "run"), signal={"scorer": scorer})
+    bonus = run.rows("epochs")[-1]["bonus"]
+    assert bonus > 0.0 if method != "ppo-lag-rnd" else bonus == 0.0
+
+
+def test_a_model_folder_is_recorded_in_full(tmp_path, models, monkeypatch):
+    folder = models["clip"].removeprefix("clip:")
+    monkeypatch.chdir(folder)
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), signal={"scorer": "clip:.", "every": 4})
+    assert run.config.signal.scorer == f"clip:{folder}"
+
+
 def test_a_rule_the_scorer_cannot_give_is_refused_before_anything_is_written(tmp_path):
     settings = {**SMALL, "method": "qwen2-vl-conf"}
-    with pytest.raises(InputError, match="'oracle' cannot be used with the rule 'yes-no'"):
-        train(**settings, run_dir=str(tmp_path / "run"), signal={"scorer": "oracle"})
+    with pytest.raises(InputError, match="'clip:no/model' cannot be used with the rule 'yes-no'"):
+        train(**settings, run_dir=str(tmp_path / "run"), signal={"scorer": "clip:no/model"})
     assert not (tmp_path / "run").exists()
 
 

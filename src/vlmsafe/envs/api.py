@@ -32,6 +32,15 @@ class Scenarios:
     def __contains__(self, index: int) -> bool:
         return self.start <= index < self.start + self.size
 
+    def choose(self, seed: int | None, rng: np.random.Generator) -> int:
+        """The scenario that a reset's seed names, or one at random where there is none."""
+        if seed is None:
+            return self.draw(rng)
+        if int(seed) not in self:
+            last = self.start + self.size - 1
+            raise InputError(f"scenario {seed} is not in the pool, which holds {self.start} to {last}")
+        return int(seed)
+
     def draw(self, rng: np.random.Generator) -> int:
         """One scenario, uniformly."""
         return int(rng.integers(self.start, self.start + self.size))
@@ -103,6 +112,8 @@ class EnvSpec:
     """The command that installs it."""
     prompts: str | None = None
     """Name of the prompt set that describes this environment."""
+    frames: bool = False
+    """Whether frames will be asked for, where an environment has to know before it is made."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What tells it from other environments of the same module."""
 

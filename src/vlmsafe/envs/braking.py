@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
 from vlmsafe.envs.hazard import hazard_of
-from vlmsafe.errors import InputError
 
 _STEP = 0.2  # seconds
 _ACCELERATION = 2.0  # m/s^2, forwards and backwards
@@ -53,10 +52,7 @@ class Braking(Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
-        scenario = self._scenarios.draw(self.np_random) if seed is None else seed
-        if scenario not in self._scenarios:
-            last = self._scenarios.start + self._scenarios.size - 1
-            raise InputError(f"scenario {scenario} is not in the pool {self._scenarios.start} to {last}")
+        scenario = self._scenarios.choose(seed, self.np_random)
         self._rng = np.random.default_rng(scenario)
         self._step, self._distance, self._speed = 0, 0.0, _BEST_SPEED
         self._gap = self._rng.uniform(_NEAREST, _FARTHEST)

@@ -113,8 +113,7 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
     # limit is kept here.
     time_limit, registered.max_episode_steps = registered.max_episode_steps, None
     registered.order_enforce, registered.disable_env_checker = False, True
-    # Frames are for whoever asks for one; environments draw only when they do.
-    if "rgb_array" in _render_modes(registered):
+    if spec.frames and "rgb_array" in _render_modes(registered):
         registered.kwargs.setdefault("render_mode", "rgb_array")
     try:
         inner: gymnasium.Env[Any, Any] = gymnasium.make(registered)

@@ -151,10 +151,7 @@ class MetaDrive(Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        scenario = self._scenarios.draw(self.np_random) if seed is None else int(seed)
-        if scenario not in self._scenarios:
-            first, last = self._scenarios.start, self._scenarios.start + self._scenarios.size - 1
-            raise InputError(f"scenario {scenario} is not in the pool, which holds {first} to {last}")
+        scenario = self._scenarios.choose(seed, self.np_random)
         info = {"scenario": scenario}
         traffic_seed = (options or {}).get("traffic_seed")
         if self._randomise:

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
-from vlmsafe.errors import InputError
 
 _TOP_SPEED = 1.5
 _REWARD_NOISE = 0.2
@@ -62,10 +61,7 @@ class Speeding(Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
-        scenario = self._scenarios.draw(self.np_random) if seed is None else seed
-        if scenario not in self._scenarios:
-            last = self._scenarios.start + self._scenarios.size - 1
-            raise InputError(f"scenario {scenario} is not in the pool {self._scenarios.start} to {last}")
+        scenario = self._scenarios.choose(seed, self.np_random)
         self._rng = np.random.default_rng(scenario)
         self._risk = float(self._rng.uniform(_LEAST_RISK, _MOST_RISK))
         self._step, self._distance, self._cost = 0, 0.0, 0.0

@@ -41,7 +41,7 @@ class Gate:
             raise InputError(
                 f"the gate cannot be calibrated: the middle half of {len(margins)} margins are all {centre:.6g}, so "
                 "their interquartile range is 0. The scorer does not tell these frames apart; use more frames, other "
-                "prompts, or --signal.gate prior-symmetric"
+                "prompts, or the prior-symmetric gate"
             )
         return cls(math.log((1.0 + target) / (1.0 - target)) / spread, float(centre))
 

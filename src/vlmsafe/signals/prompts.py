@@ -23,7 +23,7 @@ import yaml
 
 from vlmsafe.errors import InputError, unknown_name
 
-_FOLDER = resources.files("vlmsafe.signals") / "prompts"
+_FOLDER = resources.files("vlmsafe.signals") / "prompt_sets"
 _GROUPS = ("positive", "negative")
 
 

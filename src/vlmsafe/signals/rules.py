@@ -29,23 +29,31 @@ class Scores:
     """m = u+ - u-, the mean similarity to positive prompts less that to negative ones, whatever the rule."""
 
 
-def apply_rule(rule: Rule, similarities: Similarities, groups: tuple[int, int]) -> Scores:
+def apply_rule(
+    rule: Rule, similarities: Similarities, groups: tuple[int, int], bounds: tuple[float, float] = (-1.0, 1.0)
+) -> Scores:
     """Scores of a batch under a rule; `groups` says how many columns are positive and negative."""
-    exact = similarities.astype(np.float64)
-    positive, negative = exact[:, : groups[0]], exact[:, groups[0] :]
+    exact, split = similarities.astype(np.float64), groups[0]
+    u_minus = exact[:, split:].mean(axis=1)
+    u_plus = exact[:, :split].mean(axis=1) if split else np.full_like(u_minus, bounds[0])
+    margin = u_plus - u_minus
+    if rule == "coupled":
+        return Scores(*_coupled(exact, split), margin)
+    positive, negative = _share(u_plus, bounds), _share(u_minus, bounds)
+    if rule == "clg":
+        return Scores(_clg(positive, negative), negative, margin)
     if rule == "novelty":  # a danger score alone
-        novelty = negative.mean(axis=1)
-        return Scores(np.zeros_like(novelty), novelty, -novelty)
-    u_plus, u_minus = positive.mean(axis=1), negative.mean(axis=1)
-    return Scores(*_RULES[rule](u_plus, u_minus, exact, groups[0]), u_plus - u_minus)
+        return Scores(np.zeros_like(negative), negative, margin)
+    return Scores(positive, negative, margin)  # decoupled (Eq. 2); of probabilities, yes-no
 
 
-def _decoupled(u_plus: Float64, u_minus: Float64, exact: Float64, split: int) -> tuple[Float64, Float64]:
-    """Eq. 2: each group's mean cosine, moved from [-1, 1] to [0, 1]."""
-    return (u_plus + 1.0) / 2.0, (u_minus + 1.0) / 2.0
+def _share(similarity: Float64, bounds: tuple[float, float]) -> Float64:
+    """From the scorer's bounds to [0, 1]: (u + 1) / 2 for cosines, probabilities as they are."""
+    low, high = bounds
+    return (similarity - low) / (high - low)
 
 
-def _coupled(u_plus: Float64, u_minus: Float64, exact: Float64, split: int) -> tuple[Float64, Float64]:
+def _coupled(exact: Float64, split: int) -> tuple[Float64, Float64]:
     """One softmax over all prompts; a group's score is the mean over its prompts, so P r + Q c = 1."""
     logits = TEMPERATURE * exact
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -53,17 +61,9 @@ def _coupled(u_plus: Float64, u_minus: Float64, exact: Float64, split: int) -> t
     return shares[:, :split].mean(axis=1), shares[:, split:].mean(axis=1)
 
 
-def _clg(u_plus: Float64, u_minus: Float64, exact: Float64, split: int) -> tuple[Float64, Float64]:
-    """Contrasting language goal with weights of one half: (u+/2 - u-/2 + 1) / 2.
+def _clg(positive: Float64, negative: Float64) -> Float64:
+    """Contrasting language goal with weights of one half: (u+/2 - u-/2 + 1) / 2 = (r - c + 1) / 2.
 
-    It has one score, a reward. The negative score stays that of the decoupled rule, for the record.
+    It has one score, a reward. The negative score stays that of the decoupled rule.
     """
-    return (0.5 * u_plus - 0.5 * u_minus + 1.0) / 2.0, (u_minus + 1.0) / 2.0
-
-
-def _yes_no(u_plus: Float64, u_minus: Float64, exact: Float64, split: int) -> tuple[Float64, Float64]:
-    """Probabilities of a yes are scores already."""
-    return u_plus, u_minus
-
-
-_RULES = {"decoupled": _decoupled, "coupled": _coupled, "clg": _clg, "yes-no": _yes_no}
+    return (positive - negative + 1.0) / 2.0

@@ -34,9 +34,10 @@ def calibrate(
     """
     signal, wanted = config.signal, config.signal.calibration
     assert wanted.frames is not None
-    per_episode = math.ceil(wanted.frames / wanted.episodes)
-    limit = None if wanted.episodes == 1 else per_episode * signal.every
-    steps = math.ceil(wanted.frames / config.num_envs) * signal.every
+    # One stream is one worker's; several episodes may be of several.
+    streams = 1 if wanted.episodes == 1 else config.num_envs
+    limit = None if wanted.episodes == 1 else wanted.frames // wanted.episodes * signal.every
+    steps = math.ceil(wanted.frames / streams) * signal.every
     buffer: list[Scores] = []
     held, episodes = 0, 0
     while held < wanted.frames:
@@ -51,7 +52,7 @@ def calibrate(
                 watch=scoring.watch,
                 episode_limit=limit,
             )
-            for worker in range(config.num_envs)
+            for worker in range(streams)
         ]
         reader = scoring if scoring.stream is not None else None
         shares = workers.run(tasks, should_stop=should_stop, reader=reader)

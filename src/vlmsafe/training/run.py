@@ -1,7 +1,7 @@
 """The run directory: the single record of a training run.
 
     config.yaml       every setting, with versions and hardware under `recorded`
-    prompts.yaml      the prompts of a run whose scorer compares with text, as they were when it began
+    prompts.yaml      the prompts of a run that has any, as they were when it began
     epochs.jsonl      one row per epoch; equal runs have equal files
     episodes.jsonl    one row per training episode, the unfinished ones included
     timing.jsonl      seconds per stage of each epoch
@@ -82,6 +82,14 @@ class Run:
         # The configuration is written last: a directory without one is not a run.
         write_atomically(path / "config.yaml", to_yaml(to_dict(config) | {"recorded": _surroundings()}).encode())
         return run
+
+    def discard(self) -> None:
+        """Take back a run that could not begin, so that its directory can be used again."""
+        with disk_errors(self.path):
+            for name in ("config.yaml", "prompts.yaml", "events.jsonl", *(f"{file}.jsonl" for file in _ROW_FILES)):
+                (self.path / name).unlink(missing_ok=True)
+            for folder in (self.checkpoints, self.evaluations):
+                folder.rmdir()
 
     @classmethod
     def open(cls, path: Path | str) -> Run:

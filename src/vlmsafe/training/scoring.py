@@ -7,6 +7,7 @@ those of scoring inside the step (`--scoring in-step`, where the worker waits fo
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,15 +19,24 @@ from numpy.typing import NDArray
 
 from vlmsafe.config import SignalConfig, TrainConfig
 from vlmsafe.envs.stream import Frames, Stream
-from vlmsafe.errors import InputError, VlmsafeError
+from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.gate import AnyGate, Gate, OpenGate, ProbabilityGate
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import Scores, apply_rule
-from vlmsafe.signals.scorers import Scorer, make_scorer, parse_scorer
-from vlmsafe.signals.scorers.api import Similarities
+from vlmsafe.signals.scorers import Scorer, known_rules, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.api import Similarities, check_scorer, score_checked
 from vlmsafe.signals.shaping import Shaped, hold, shape
 from vlmsafe.training.collection import Dimensions, Share, Watch
+
+
+@functools.cache
+def scoring_thread() -> ThreadPoolExecutor:
+    """The one thread of the process that scores: what a GPU compiles and records belongs to the thread that did it."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
+
+
+PROBE_TOLERANCE = 5e-3  # more than another device or precision changes a similarity by, less than another model does
 
 
 class ScorerFailure(VlmsafeError):
@@ -40,8 +50,12 @@ class ScorerFailure(VlmsafeError):
 def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int, seed: tuple[int, ...]) -> Scorer:
     """The scorer a run asks for, checked to fit its rule; `observation` is the length of what it may look at."""
     signal = config.signal
+    name = parse_scorer(signal.scorer)
+    known = known_rules(name)
+    if known is not None:
+        _check_rule(config, known)  # before a model is loaded, or fetched
     scorer = make_scorer(
-        parse_scorer(signal.scorer),
+        name,
         prompts or PromptSet(("positive",), ("negative",)),  # for a scorer that compares with no text
         device=signal.device,
         precision=signal.precision,
@@ -50,12 +64,17 @@ def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int
         observation=observation,
         seed=seed,
     )
-    if signal.rule not in scorer.rules:
-        raise InputError(
-            f"the scorer '{signal.scorer}' cannot be used with the rule '{signal.rule}' of the method "
-            f"'{config.method}'; it gives {' or '.join(scorer.rules)}"
-        )
+    check_scorer(scorer)
+    _check_rule(config, scorer.rules)
     return scorer
+
+
+def _check_rule(config: TrainConfig, rules: tuple[str, ...]) -> None:
+    if config.signal.rule not in rules:
+        raise InputError(
+            f"the scorer '{config.signal.scorer}' cannot be used with the rule '{config.signal.rule}' of the method "
+            f"'{config.method}'; it gives {' or '.join(rules)}"
+        )
 
 
 class Scoring:
@@ -70,7 +89,7 @@ class Scoring:
             assert dimensions.frame is not None
             in_step = config.scoring == "in-step"
             self.stream = Stream(dimensions.frame, block=1 if in_step else config.batch, wait=in_step)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
+        self._failure: ScorerFailure | VlmsafeError | None = None
         self._blocks: dict[int, list[Future[Similarities]]] = {}
 
     # Reading frames, as `vlmsafe.envs.stream.Reader`.
@@ -79,24 +98,26 @@ class Scoring:
         self._blocks[task] = []
 
     def take(self, task: int, frames: Frames, give_back: Callable[[], None]) -> None:
-        for block in self._blocks[task]:
-            if block.done():
-                block.result()  # which raises what scoring raised, before more is collected in vain
-        self._blocks[task].append(self._thread.submit(self._score, frames, give_back))
+        if self._failure is not None:
+            raise self._failure  # before more is collected in vain
+        self._blocks[task].append(scoring_thread().submit(self._score, frames, give_back))
 
     def _score(self, frames: Frames, give_back: Callable[[], None]) -> Similarities:
         try:
             return self.score(frames)
+        except VlmsafeError as error:
+            self._failure = error
+            raise
         finally:
             give_back()
 
     def score(self, inputs: NDArray[np.generic]) -> Similarities:
         """The scorer's similarities, with whatever it raises as an error that names it."""
         try:
-            return self.scorer.score(inputs)
+            return score_checked(self.scorer, inputs)
         except VlmsafeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             text = " ".join(str(error).split()) or "no message"
             raise ScorerFailure(
                 f"the scorer '{self.config.scorer}' raised {type(error).__name__}: {text}", traceback.format_exc()
@@ -116,7 +137,7 @@ class Scoring:
         joined = np.concatenate(self.similarities(shares))
         rule = self.config.rule
         assert rule != "none"
-        return apply_rule(rule, joined, self.scorer.groups)
+        return apply_rule(rule, joined, self.scorer.groups, self.scorer.bounds)
 
     def shape(self, shares: Sequence[Share], path_ends: NDArray[np.int64]) -> Shaped:
         """Every step's signals and what they add to it, once the epoch is collected."""
@@ -160,6 +181,24 @@ class Scoring:
         own = {name: array for name, array in arrays.items() if name.startswith("scorer.")}
         self.scorer.load_state({name.removeprefix("scorer."): array for name, array in own.items()})
 
+    def probe(self) -> list[float] | None:
+        """What the model makes of a fixed picture: a run that goes on with another one would not notice otherwise."""
+        if self.stream is None:
+            return None
+        frame = np.random.default_rng(0).integers(0, 256, (1, *self.stream.frame), np.uint8)
+        similarities: list[float] = scoring_thread().submit(self.score, frame).result()[0].tolist()
+        return similarities
+
+    def check_probe(self, then: list[float] | None) -> None:
+        """Refuse to go on with a model that sees the picture otherwise; rounding on another device is no such thing."""
+        now = self.probe()
+        if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=PROBE_TOLERANCE):
+            difference = float(np.abs(np.subtract(now, then)).max())
+            raise RunError(
+                f"the scorer '{self.config.scorer}' is not the one this run began with: similarities of the same "
+                f"picture differ by {difference:.3g}. Put the model back, or start a new run"
+            )
+
     def _none(self) -> Similarities:
         return np.empty((0, sum(self.scorer.groups)), np.float32)
 
@@ -167,4 +206,6 @@ class Scoring:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for blocks in self._blocks.values():
+            for block in blocks:
+                block.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from vlmsafe.config import TrainConfig
@@ -36,7 +37,7 @@ def set_up(config: TrainConfig, prompts: PromptSet | None, seed: tuple[int, ...]
 
 def describe(config: TrainConfig, looks_at: Look, stop: StopRequest) -> Dimensions:
     """Sizes of a configuration's environment, made once in a worker."""
-    spec = env_spec(config.env)
+    spec = dataclasses.replace(env_spec(config.env), frames=looks_at == "frame")
     spec.require()
     task = DescribeTask(looks_at, spec.training.start)
     with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1) as pool:

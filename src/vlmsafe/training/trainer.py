@@ -18,7 +18,7 @@ from vlmsafe.algorithms.rollout import Rollout
 from vlmsafe.config import TrainConfig
 from vlmsafe.envs import env_spec
 from vlmsafe.envs.workers import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
-from vlmsafe.errors import Interrupted, RunError, VlmsafeError
+from vlmsafe.errors import InputError, Interrupted, RunError, VlmsafeError
 from vlmsafe.methods import check_method, config_from
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.prompts import load_prompts
@@ -81,7 +81,10 @@ def _work_on(run: Run, setup: Setup, stop: StopRequest, quiet: bool) -> Run:
             run.event("interrupted", reason=str(error))
             raise
         except VlmsafeError as error:
-            _note_failure(run, error)
+            if isinstance(error, InputError) and not saved_epochs(run.checkpoints):
+                run.discard()  # the request was wrong, as calibrating the scorer showed; nothing was started
+            else:
+                _note_failure(run, error)
             raise
     return run
 
@@ -100,8 +103,10 @@ class Trainer:
 
     def __init__(self, run: Run, setup: Setup, display: Display, stop: StopRequest) -> None:
         self.run, self.config, self.display, self.stop = run, run.config, display, stop
-        self.dimensions, self.spec = setup.dimensions, env_spec(self.config.env)
+        self.dimensions = setup.dimensions
         self.scoring = Scoring(setup.scorer, self.config.signal, setup.dimensions) if setup.scorer else None
+        scores_frames = self.scoring is not None and self.scoring.stream is not None
+        self.spec = dataclasses.replace(env_spec(self.config.env), frames=scores_frames)
         fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
         self.workers: WorkerPool[Share] = WorkerPool(
             EnvRecipe(self.spec, self.spec.training),
@@ -263,6 +268,11 @@ class Trainer:
         self.run.append("episodes", list(episodes))
         self.run.append("epochs", [row])
         self.display.epoch(row)
+        if self.scoring is not None and not any(row["scored"] for row in episodes):
+            self.display.note(
+                f"epoch {self.epoch}: nothing was scored; no episode lasts the {self.config.signal.every} steps "
+                "between two looks (--signal.every)"
+            )
         if not finished:
             consequence = ", so the multiplier is unchanged" if self.pricing.multiplier else ""
             self.display.note(
@@ -291,6 +301,7 @@ class Trainer:
                     "shape": dataclasses.asdict(self.learner.shape),
                     **self.pricing.state(),
                     "calibration": calibration.to_dict() if calibration else None,
+                    "probe": self.probe,
                 },
             )
         )
@@ -318,12 +329,14 @@ class Trainer:
         size = None if self.config.cost_window == "epoch" else self.config.cost_window
         self.window: deque[tuple[float, ...]] = deque(maxlen=size)
         self.epoch, self._saved_epoch = 0, -1
+        self.probe: list[float] | None = None
         if saved_epochs(self.run.checkpoints):
             self._continue()
         else:
             self.run.start_over()
             self.run.event("started", **self._scorer_details())
             self._calibrate_if_needed()
+            self.probe = self.scoring.probe() if self.scoring else None
             self.save()
         self.display.start(self.epoch)
 
@@ -342,6 +355,8 @@ class Trainer:
         self.window.extend(tuple(row) for row in arrays["window"].tolist())
         self.pricing.load_state(values)
         if self.scoring is not None:
+            self.scoring.check_probe(values["probe"])
+            self.probe = values["probe"]
             self.scoring.load_state(arrays)
             if values["calibration"] is not None:
                 self.scoring.calibration = Calibration.from_dict(values["calibration"])

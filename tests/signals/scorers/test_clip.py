@@ -165,7 +165,8 @@ def test_frames_of_changing_sizes_and_layouts_are_scored_alike(folders):
     scorer = ClipScorer.load(str(folders["clip"]), SMALL, device="cpu")
     small, large = noise(40, 40), noise(50, 60)
     first = scorer.score(small)
-    scorer.score(large)
+    fresh = ClipScorer.load(str(folders["clip"]), SMALL, device="cpu").score(large)
+    np.testing.assert_array_equal(scorer.score(large), fresh)
     np.testing.assert_array_equal(scorer.score(small), first)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of read-only arrays
@@ -289,14 +290,26 @@ def test_siglip_reads_prompts_in_lower_case(folders):
     np.testing.assert_array_equal(*scores)
 
 
-def test_loading_and_scoring_print_nothing_and_change_no_settings(folders, capfd):
-    before = transformers.utils.logging.get_verbosity(), transformers.utils.logging.is_progress_bar_enabled()
-    capfd.readouterr()
-    ClipScorer.load(str(folders["siglip"]), SMALL, device="cpu").score(noise(32, 32))
-    out, err = capfd.readouterr()
-    assert (out, err) == ("", "")
-    after = transformers.utils.logging.get_verbosity(), transformers.utils.logging.is_progress_bar_enabled()
-    assert after == before
+def test_loading_and_scoring_print_nothing_and_change_no_settings(tiny, capfd, caplog):
+    model = transformers.CLIPModel.from_pretrained(tiny)
+    model.save_pretrained(tiny, state_dict={**model.state_dict(), "something.else": torch.ones(1)})
+
+    def said() -> tuple[str, str]:
+        """On the terminal and in the log since the last time."""
+        printed, logged = "".join(capfd.readouterr()), caplog.text
+        caplog.clear()
+        return printed, logged
+
+    def load_plainly() -> tuple[bool, bool]:
+        transformers.AutoModel.from_pretrained(tiny)
+        printed, logged = said()
+        return "Loading weights" in printed, "something.else" in logged
+
+    said()
+    assert load_plainly() == (True, True)
+    ClipScorer.load(str(tiny), SMALL, device="cpu").score(noise(32, 32))
+    assert said() == ("", "")
+    assert load_plainly() == (True, True)
 
 
 class Hub(http.server.ThreadingHTTPServer):

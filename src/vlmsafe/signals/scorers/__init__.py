@@ -12,6 +12,7 @@ python:<module>:<name>          your own: a callable that takes the PromptSet an
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +22,7 @@ from vlmsafe.signals.scorers.api import Look, Rule, Scorer
 if TYPE_CHECKING:  # workers import this package too, and need no YAML
     from vlmsafe.signals.prompts import PromptSet
 
-__all__ = ["Look", "Precision", "Rule", "Scorer", "ScorerName", "make_scorer", "parse_scorer"]
+__all__ = ["Look", "Precision", "Rule", "Scorer", "ScorerName", "known_rules", "make_scorer", "parse_scorer"]
 
 Precision = Literal["float32", "bfloat16"]
 
@@ -51,6 +52,18 @@ class ScorerName:
         return f"{self.kind}:{self.argument}" if self.argument else self.kind
 
     @property
+    def reads(self) -> bool:
+        """Whether it may compare with text; the others have no use for prompts."""
+        return self.kind in ("clip", "qwen2-vl", "python")
+
+    @property
+    def absolute(self) -> ScorerName:
+        """The same scorer with a model's folder, if that is what is named, in full: a run may be resumed elsewhere."""
+        if self.kind in ("clip", "qwen2-vl") and os.path.isdir(self.argument):
+            return ScorerName(self.kind, os.path.abspath(self.argument))
+        return self
+
+    @property
     def large(self) -> bool:
         """Whether this is a large model such as ViT-L/14, whose gate the paper calibrates on ten times the frames."""
         return self.kind == "clip" and "large" in self.argument.lower()
@@ -70,6 +83,19 @@ def parse_scorer(text: str) -> ScorerName:
     if not argument and default is None:
         raise InputError(f"the scorer '{kind}' needs something after it: {kind}:{form}")
     return ScorerName(kind, argument or str(default))
+
+
+def known_rules(name: ScorerName) -> tuple[Rule, ...] | None:
+    """The rules of a scorer, as far as they can be told before it is loaded."""
+    if name.kind == "clip":
+        from vlmsafe.signals.scorers.clip import ClipScorer
+
+        return ClipScorer.rules
+    if name.kind == "qwen2-vl":
+        from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
+
+        return Qwen2VLScorer.rules
+    return None
 
 
 def make_scorer(
@@ -92,6 +118,8 @@ def make_scorer(
     if name.kind == "qwen2-vl":
         from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
 
+        if compile:
+            raise InputError("compile is for the scorer 'clip'; drop it for 'qwen2-vl'")
         return Qwen2VLScorer.load(name.argument, prompts, device=device, precision=precision, batch=batch)
     if name.kind == "rnd":
         from vlmsafe.signals.scorers.rnd import RndScorer

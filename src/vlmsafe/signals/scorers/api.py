@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+from vlmsafe.errors import InputError
 
 Look = Literal["frame", "observation", "hazard", "noise", "nothing"]
 """What a scorer looks at: a rendered frame, the raw observation, the simulator's hazard, dice, or nothing at all."""
@@ -24,6 +26,8 @@ class Scorer(abc.ABC):
     looks_at: ClassVar[Look]
     rules: ClassVar[tuple[Rule, ...]]
     """The scoring rules its similarities can be used with."""
+    bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    """What its similarities lie between: cosines by default, (0, 1) for probabilities."""
 
     groups: tuple[int, int]
     """How many of the columns belong to positive and to negative prompts."""
@@ -47,3 +51,41 @@ class Scorer(abc.ABC):
     def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
         """Continue from `state`."""
         assert not arrays
+
+
+def check_scorer(scorer: Scorer) -> None:
+    """Refuse a scorer that says of itself what cannot be."""
+    name = type(scorer).__name__
+    looks_at, rules = getattr(scorer, "looks_at", None), getattr(scorer, "rules", ())
+    if looks_at not in get_args(Look):
+        raise InputError(f"the scorer {name} looks at {looks_at!r}; expected one of {', '.join(get_args(Look))}")
+    if not rules or not set(rules) <= set(get_args(Rule)):
+        raise InputError(f"the scorer {name} has the rules {rules!r}; expected some of {', '.join(get_args(Rule))}")
+    groups = getattr(scorer, "groups", None)
+    if not isinstance(groups, tuple) or len(groups) != 2 or min(groups) < 0 or groups[1] < 1:
+        raise InputError(
+            f"the scorer {name} has the groups {groups!r}; expected how many columns are positive and negative, "
+            "such as (4, 4)"
+        )
+    if looks_at == "frame" and scorer.state():
+        # Blocks of several workers reach it in the order in which they come; what it learnt would depend on timing.
+        raise InputError(f"the scorer {name} looks at frames and learns; only a scorer of observations may")
+
+
+def score_checked(scorer: Scorer, inputs: Inputs) -> Similarities:
+    """A scorer's similarities, with a clear error where they are not what a scorer promises."""
+    similarities = np.asarray(scorer.score(inputs))
+    expected, (low, high) = (len(inputs), sum(scorer.groups)), scorer.bounds
+    name = type(scorer).__name__
+    if similarities.shape != expected:
+        raise InputError(
+            f"the scorer {name} gave similarities of shape {similarities.shape} for {len(inputs)} inputs and "
+            f"{expected[1]} prompts; expected {expected}"
+        )
+    # A rounding error beyond the bounds is none of the user's.
+    if not np.isfinite(similarities).all() or similarities.min() < low - 1e-3 or similarities.max() > high + 1e-3:
+        raise InputError(
+            f"the scorer {name} gave similarities from {similarities.min():.4g} to {similarities.max():.4g}; they must "
+            f"lie between {low:g} and {high:g}"
+        )
+    return similarities.astype(np.float32, copy=False)

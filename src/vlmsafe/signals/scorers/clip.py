@@ -111,8 +111,9 @@ class ClipScorer(Scorer):
         `compile` has torch generate code for full batches of one size of frames, at the first call of `score`.
         """
         find_device(device)  # a wrong one is reported before anything is loaded
-        checkpoint = _find(model)
-        texts = _embed(checkpoint, prompts.texts, model)
+        with _quiet():
+            checkpoint = _find(model)
+            texts = _embed(checkpoint, prompts.texts, model)
         return cls(
             checkpoint.model,
             texts,
@@ -342,36 +343,35 @@ def _ask_hub(model: str, missing: str) -> None:
 
 def _read(source: str, model: str, local: bool) -> _Checkpoint:
     """Everything of a checkpoint; `_Unreadable` where something is missing, InputError where it is of another kind."""
-    with _quiet():
-        with _in_one_line("configuration"):
-            config = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)[0]
-        if (kind := config.get("model_type")) not in _KINDS:
-            hint = "; of SigLIP 2 take one of fixed resolution, such as google/siglip2-base-patch16-224"
-            raise InputError(
-                f"the model '{model}' is of the kind '{kind}'; supported are {' and '.join(_KINDS)}"
-                f"{hint if kind == 'siglip2' else ''}"
-            )
-        with _in_one_line("tokenizer"):
-            try:
-                tokenizer: Any = _models.AutoTokenizer.from_pretrained(source, local_files_only=local)
-            except ImportError as error:
-                raise MissingDependencyError(
-                    f"the tokenizer of '{model}' needs the Python packages sentencepiece and protobuf; "
-                    "install them with: pip install sentencepiece protobuf"
-                ) from error
-            # Without its vocabulary a tokenizer loads all the same, and takes every word for unknown.
-            if not any(all(_file(source, name) for name in names) for names in _VOCABULARIES):
-                raise FileNotFoundError("there is no vocabulary")
-        with _in_one_line("weights"):
-            network, report = _models.AutoModel.from_pretrained(
-                source, dtype=torch.float32, local_files_only=local, output_loading_info=True
-            )
-            if missing := sorted(report["missing_keys"]):  # they were drawn at random
-                raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
-        size = _pair(network.config.vision_config.image_size)[0]
-        default = Preprocessing.clip(size) if kind == "clip" else Preprocessing.siglip(size)
-        with _in_one_line("preprocessor"):
-            preprocessing = Preprocessing.read(_preprocessor_settings(source, local), default)
+    with _in_one_line("configuration"):
+        config = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)[0]
+    if (kind := config.get("model_type")) not in _KINDS:
+        hint = "; of SigLIP 2 take one of fixed resolution, such as google/siglip2-base-patch16-224"
+        raise InputError(
+            f"the model '{model}' is of the kind '{kind}'; supported are {' and '.join(_KINDS)}"
+            f"{hint if kind == 'siglip2' else ''}"
+        )
+    with _in_one_line("tokenizer"):
+        try:
+            tokenizer: Any = _models.AutoTokenizer.from_pretrained(source, local_files_only=local)
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"the tokenizer of '{model}' needs the Python packages sentencepiece and protobuf; "
+                "install them with: pip install sentencepiece protobuf"
+            ) from error
+        # Without its vocabulary a tokenizer loads all the same, and takes every word for unknown.
+        if not any(all(_file(source, name) for name in names) for names in _VOCABULARIES):
+            raise FileNotFoundError("there is no vocabulary")
+    with _in_one_line("weights"):
+        network, report = _models.AutoModel.from_pretrained(
+            source, dtype=torch.float32, local_files_only=local, output_loading_info=True
+        )
+        if missing := sorted(report["missing_keys"]):  # they were drawn at random
+            raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
+    size = _pair(network.config.vision_config.image_size)[0]
+    default = Preprocessing.clip(size) if kind == "clip" else Preprocessing.siglip(size)
+    with _in_one_line("preprocessor"):
+        preprocessing = Preprocessing.read(_preprocessor_settings(source, local), default)
     return _Checkpoint(kind, network, tokenizer, preprocessing, _revision(source))
 
 
@@ -410,31 +410,28 @@ def _revision(source: str) -> str | None:
 
 def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Tensor:
     """The prompts' embeddings [P + Q, D], as each kind of model was trained."""
-    network, tokenizer = checkpoint.model, checkpoint.tokenizer
+    network, tokenizer = checkpoint.model.eval(), checkpoint.tokenizer
     longest: int = network.config.text_config.max_position_embeddings
-    if checkpoint.kind == "siglip":  # the tokenizer of SigLIP 2 leaves this to its caller
-        prompts = tuple(prompt.lower() for prompt in prompts)
-    with _quiet(), torch.inference_mode():
-        for prompt in prompts:
-            if (count := len(tokenizer(prompt)["input_ids"])) > longest:  # cut off, it would be another prompt
-                raise InputError(
-                    f"the prompt '{prompt}' has {count} tokens, and the model '{model}' reads at most {longest}; "
-                    "shorten it"
-                )
-        network.eval()
-        if checkpoint.kind == "siglip":
-            # Trained on texts padded at the end to the full length, with attention to the padding.
+    siglip = checkpoint.kind == "siglip"
+    # SigLIP was trained on lower case, which the tokenizer of SigLIP 2 leaves to its caller.
+    texts = [prompt.lower() if siglip else prompt for prompt in prompts]
+    for prompt, text in zip(prompts, texts, strict=True):
+        if (count := len(tokenizer(text)["input_ids"])) > longest:  # cut off, it would be another prompt
+            raise InputError(
+                f"the prompt '{prompt}' has {count} tokens, and the model '{model}' reads at most {longest}; shorten it"
+            )
+    with torch.inference_mode():
+        if siglip:  # trained on texts padded at the end to the full length, with attention to the padding
             tokens = tokenizer(
-                list(prompts), padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"
+                texts, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"
             )
             embeddings: Tensor = network.text_model(input_ids=tokens["input_ids"]).pooler_output
-            return embeddings
-        tokens = tokenizer(list(prompts), padding=True, return_tensors="pt")
-        pooled = network.text_model(
-            input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]
-        ).pooler_output
-        embeddings = network.text_projection(pooled)
-        return embeddings
+        else:
+            tokens = tokenizer(texts, padding=True, return_tensors="pt")
+            embeddings = network.text_projection(
+                network.text_model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
+            )
+    return embeddings
 
 
 def _pair(size: Any) -> Size:

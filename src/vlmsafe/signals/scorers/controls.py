@@ -13,7 +13,7 @@ from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
 
 
 class _Control(Scorer):
-    rules: ClassVar[tuple[Rule, ...]] = ("decoupled", "coupled", "clg")
+    rules: ClassVar[tuple[Rule, ...]] = ("decoupled", "coupled", "clg", "yes-no", "novelty")  # in any method's place
     groups = (1, 1)
 
 

@@ -4,8 +4,10 @@ A model's similarities depend on how its images were resized in training, so thi
 `transformers`, which resizes with Pillow: horizontally, then vertically, each time with a filter that widens as the
 image shrinks (antialiasing), and rounds to whole pixel values after each of the two passes. On the CPU, torch's resize
 of uint8 tensors does that in integer arithmetic like Pillow's. A GPU has no such kernel; there each pass is a matrix
-product followed by rounding. On random pixels both differ from Pillow by at most two of 255 levels, in one pixel of a
-hundred; resizing in floating point without the rounding in between, by up to twenty levels in every fifth.
+product followed by rounding. On random pixels both differ from Pillow by at most two of 255 levels, in fewer than one
+pixel of a hundred on average; resizing in floating point without the rounding in between, by up to twenty levels in
+every fifth. Pillow 13 swaps the two passes for some tall images; models were trained before that, and so it is not done
+here.
 """
 
 from __future__ import annotations

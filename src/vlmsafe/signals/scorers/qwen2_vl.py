@@ -34,7 +34,7 @@ from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
-Precision = Literal["float32", "bfloat16", "float16"]
+Precision = Literal["float32", "bfloat16"]
 
 KINDS = ("qwen2_vl", "qwen2_5_vl")
 """What a checkpoint may call itself in its config."""
@@ -54,7 +54,6 @@ NO = ("no", "No", "NO", " no", " No", " NO")
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
 }
 _HUB_TIMEOUT = 10.0  # seconds until the hub counts as out of reach
 
@@ -80,7 +79,8 @@ class Qwen2VLScorer(Scorer):
     """Two columns: P(yes) for the description of the positive group and for that of the negative one."""
 
     looks_at: ClassVar[Look] = "frame"
-    rules: ClassVar[tuple[Rule, ...]] = ("yes-no",)
+    rules: ClassVar[tuple[Rule, ...]] = ("yes-no", "decoupled")
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     groups = (1, 1)
 
     def __init__(

@@ -94,6 +94,7 @@ class RndScorer(Scorer):
 
     looks_at: ClassVar[Look] = "observation"
     rules: ClassVar[tuple[Rule, ...]] = ("novelty",)
+    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     groups = (0, 1)
 
     def __init__(self, observation: int, seed: int | tuple[int, ...]) -> None:
