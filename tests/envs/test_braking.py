@@ -229,7 +229,7 @@ def test_actions_beyond_the_bounds_count_as_the_bounds():
 @pytest.mark.parametrize("scenario", [9, 15])
 def test_a_scenario_outside_the_pool_is_refused(scenario):
     env = SPEC.make(Scenarios(10, 5))
-    with pytest.raises(InputError, match=rf"scenario {scenario} is not in the pool 10 to 14"):
+    with pytest.raises(InputError, match=rf"scenario {scenario} is not in the pool, which holds 10 to 14"):
         env.reset(seed=scenario)
 
 

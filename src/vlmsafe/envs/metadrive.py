@@ -239,23 +239,27 @@ class MetaDrive(Env):
         distances = np.hypot(*(self._lines.middles - position).T)
         near = distances <= distances.min() + np.hypot(*half) + self._lines.half_lengths
         starts, ends = (self._lines.ends[:, near] - position) @ to_ego.T
-        gaps, directions = gaps_to_box(starts, ends, half)
-        nearest = gaps.argmin()
-        threats = [(gaps[nearest] - _LINE_HALF_WIDTH, directions[nearest] @ to_ego @ velocity)]
 
         traffic = self._simulator.engine.traffic_manager.spawned_objects.values()
-        cars = [car for car in traffic if math.dist(car.position, position) < _SIGHT]
-        if cars:
-            axes = np.array([_axes(car.heading_theta) for car in cars])  # [N, along or across, 2]
-            sizes = np.array([[car.LENGTH / 2, car.WIDTH / 2] for car in cars])
-            reaches = sizes[..., None] * axes @ to_ego.T
-            centres = (np.array([car.position for car in cars]) - position) @ to_ego.T
-            closing = (velocity - np.array([car.velocity for car in cars])) @ to_ego.T
-            starts, ends = outlines(centres, reaches[:, 0], reaches[:, 1])
-            gaps, directions = gaps_to_box(starts.reshape(-1, 2), ends.reshape(-1, 2), half)
-            sides = gaps.reshape(-1, 4).argmin(axis=1) + 4 * np.arange(len(cars))
-            threats += zip(gaps[sides], (directions[sides] * closing).sum(axis=1), strict=True)
-        return max(hazard_of(gap, speed, reach=_REACH, seconds=_SECONDS) for gap, speed in threats)
+        here = ego.origin.getPos()  # of dozens of cars most are far away; this is the quickest way to ask
+        cars = [car for car in traffic if (car.origin.getPos() - here).length() < _SIGHT]
+        axes = np.array([_axes(car.heading_theta) for car in cars]).reshape(-1, 2, 2)  # [N, along or across, 2]
+        sizes = np.array([(car.LENGTH / 2, car.WIDTH / 2) for car in cars]).reshape(-1, 2, 1)
+        reaches = sizes * axes @ to_ego.T
+        centres = (np.array([car.position for car in cars]).reshape(-1, 2) - position) @ to_ego.T
+        sides = [side.reshape(-1, 2) for side in outlines(centres, reaches[:, 0], reaches[:, 1])]
+
+        gaps, directions = gaps_to_box(np.concatenate([starts, sides[0]]), np.concatenate([ends, sides[1]]), half)
+        gaps[: len(starts)] -= _LINE_HALF_WIDTH
+        # The nearest line, which stands still, and the nearest side of each car.
+        nearest = np.array([gaps[: len(starts)].argmin(), *gaps[len(starts) :].reshape(-1, 4).argmin(axis=1)])
+        nearest[1:] += len(starts) + 4 * np.arange(len(cars))
+        closing = (velocity - np.array([(0.0, 0.0), *(car.velocity for car in cars)])) @ to_ego.T
+        speeds = (directions[nearest] * closing).sum(axis=1)
+        return max(
+            hazard_of(gap, speed, reach=_REACH, seconds=_SECONDS)
+            for gap, speed in zip(gaps[nearest].tolist(), speeds.tolist(), strict=True)
+        )
 
     def close(self) -> None:
         # MetaDrive closes whichever engine the process has, so closing twice could close another environment's.
