@@ -8,12 +8,9 @@ pinned buffers while the batch before is computed. `benchmarks/scoring.py` measu
 from __future__ import annotations
 
 import json
-import logging
-import os
-import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -22,13 +19,14 @@ import huggingface_hub
 import numpy as np
 import torch
 import transformers
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
+from vlmsafe.signals.scorers.hub import find, find_device, find_file, first_line, in_one_line, quiet, revision_of
 from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ Precision = Literal["float32", "bfloat16"]
 
 _KINDS = ("clip", "siglip")
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
-_HUB_SECONDS = 10.0
 
 # Half typed, both of them; what comes from them is Any.
 _models: Any = transformers
@@ -111,8 +108,8 @@ class ClipScorer(Scorer):
         `compile` has torch generate code for full batches of one size of frames, at the first call of `score`.
         """
         find_device(device)  # a wrong one is reported before anything is loaded
-        with _quiet():
-            checkpoint = _find(model)
+        with quiet():
+            checkpoint = find(model, lambda source, local: _read(source, model, local), "clip")
             texts = _embed(checkpoint, prompts.texts, model)
         return cls(
             checkpoint.model,
@@ -179,7 +176,7 @@ class ClipScorer(Scorer):
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:  # for want of a compiler, mostly
-            raise InputError(f"torch cannot compile the model ({_first_line(error)}); leave compile off") from error
+            raise InputError(f"torch cannot compile the model ({first_line(error)}); leave compile off") from error
 
     @torch.inference_mode()
     def _run(self, frames: NDArray[np.uint8]) -> Similarities:
@@ -197,20 +194,6 @@ class ClipScorer(Scorer):
                 part = np.concatenate([part, np.zeros((self.batch - count, *part.shape[1:]), np.uint8)])
             similarities[start : start + count] = self._program(torch.from_numpy(part))[:count].numpy()
         return similarities
-
-
-def find_device(device: str) -> torch.device:
-    """The device a user named; "auto" is the GPU where there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise InputError(f"unknown device '{device}'; known: auto, cpu, cuda, cuda:<number>")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"device '{device}' is not there: PyTorch sees {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'"
-        )
-    return torch.device(device)
 
 
 def compiled(program: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -296,54 +279,9 @@ class _Checkpoint:
     revision: str | None
 
 
-class _Unreadable(Exception):
-    """Files that are not there or cannot be used, in one line."""
-
-
-def _find(model: str) -> _Checkpoint:
-    """A checkpoint from a folder, or by its name: from the cache where it is complete, without a request to the hub."""
-    if model and (folder := Path(model).expanduser()).is_dir():
-        if not (folder / "config.json").is_file():
-            raise InputError(f"the folder {model} holds no model: there is no config.json in it")
-        try:
-            return _read(str(folder), model, local=True)
-        except _Unreadable as error:
-            raise InputError(f"cannot load the model in the folder {model}: {error}") from error
-    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) is None:
-        raise InputError(f"there is no folder '{model}', nor can that be the name of a model on the Hugging Face hub")
-    try:
-        return _read(model, model, local=True)
-    except _Unreadable as error:
-        _ask_hub(model, str(error))
-    try:
-        return _read(model, model, local=False)
-    except _Unreadable as error:
-        raise InputError(f"cannot load the model '{model}' from the Hugging Face hub: {error}") from error
-
-
-def _ask_hub(model: str, missing: str) -> None:
-    """Fail at once where the hub cannot be reached or has no such model; a download would try for half a minute."""
-    try:
-        _hub.HfApi().model_info(model, timeout=_HUB_SECONDS)
-    except GatedRepoError as error:
-        raise InputError(f"ask for access to '{model}' at https://hf.co/{model}, then run: hf auth login") from error
-    except RepositoryNotFoundError as error:
-        raise InputError(
-            f"the model '{model}' is neither a folder nor on the Hugging Face hub; if it is private, run: hf auth login"
-        ) from error
-    except Exception as error:  # of which class depends on the version of the hub's library
-        where = "is neither a folder nor in the Hugging Face cache"
-        if _file(model, "config.json"):
-            where = f"is not complete in the Hugging Face cache ({missing})"
-        raise InputError(
-            f"the model '{model}' {where}, and the hub cannot be reached; get it on a machine with internet with: "
-            f"hf download {model}, or pass clip:<folder>"
-        ) from error
-
-
 def _read(source: str, model: str, local: bool) -> _Checkpoint:
-    """Everything of a checkpoint; `_Unreadable` where something is missing, InputError where it is of another kind."""
-    with _in_one_line("configuration"):
+    """Everything of a checkpoint; `Unreadable` where something is missing, InputError where it is of another kind."""
+    with in_one_line("configuration"):
         config = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)[0]
     if (kind := config.get("model_type")) not in _KINDS:
         hint = "; of SigLIP 2 take one of fixed resolution, such as google/siglip2-base-patch16-224"
@@ -351,7 +289,7 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
             f"the model '{model}' is of the kind '{kind}'; supported are {' and '.join(_KINDS)}"
             f"{hint if kind == 'siglip2' else ''}"
         )
-    with _in_one_line("tokenizer"):
+    with in_one_line("tokenizer"):
         try:
             tokenizer: Any = _models.AutoTokenizer.from_pretrained(source, local_files_only=local)
         except ImportError as error:
@@ -360,9 +298,9 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
                 "install them with: pip install sentencepiece protobuf"
             ) from error
         # Without its vocabulary a tokenizer loads all the same, and takes every word for unknown.
-        if not any(all(_file(source, name) for name in names) for names in _VOCABULARIES):
+        if not any(all(find_file(source, name) for name in names) for names in _VOCABULARIES):
             raise FileNotFoundError("there is no vocabulary")
-    with _in_one_line("weights"):
+    with in_one_line("weights"):
         network, report = _models.AutoModel.from_pretrained(
             source, dtype=torch.float32, local_files_only=local, output_loading_info=True
         )
@@ -370,18 +308,9 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
             raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
     size = _pair(network.config.vision_config.image_size)[0]
     default = Preprocessing.clip(size) if kind == "clip" else Preprocessing.siglip(size)
-    with _in_one_line("preprocessor"):
+    with in_one_line("preprocessor"):
         preprocessing = Preprocessing.read(_preprocessor_settings(source, local), default)
-    return _Checkpoint(kind, network, tokenizer, preprocessing, _revision(source))
-
-
-def _file(source: str, name: str) -> Path | None:
-    """A file of a checkpoint in a folder or in the cache."""
-    if Path(source).is_dir():
-        path = Path(source) / name
-        return path if path.is_file() else None
-    found = _hub.try_to_load_from_cache(source, name)
-    return Path(found) if isinstance(found, str) else None
+    return _Checkpoint(kind, network, tokenizer, preprocessing, revision_of(source))
 
 
 def _preprocessor_settings(source: str, local: bool) -> dict[str, Any]:
@@ -390,7 +319,7 @@ def _preprocessor_settings(source: str, local: bool) -> dict[str, Any]:
         if not local:
             with suppress(EntryNotFoundError):  # which the cache remembers
                 _hub.hf_hub_download(source, name)
-        if path := _file(source, name):
+        if path := find_file(source, name):
             settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             if name == "preprocessor_config.json":
                 return settings
@@ -400,12 +329,6 @@ def _preprocessor_settings(source: str, local: bool) -> dict[str, Any]:
     if not Path(source).is_dir() and _hub.try_to_load_from_cache(source, "preprocessor_config.json") is None:
         raise FileNotFoundError("it was not downloaded")
     return {}
-
-
-def _revision(source: str) -> str | None:
-    """The commit a checkpoint is of, which is the name of its folder in the cache."""
-    config = _file(source, "config.json")
-    return config.parent.name if config and re.fullmatch("[0-9a-f]{40}", config.parent.name) else None
 
 
 def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Tensor:
@@ -436,46 +359,3 @@ def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Ten
 
 def _pair(size: Any) -> Size:
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
-@contextmanager
-def _in_one_line(part: str) -> Iterator[None]:
-    """Whatever a library says of a damaged or missing file, as the first line of it; errors of ours pass."""
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        raise _Unreadable(f"its {part}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings, progress bars or background requests of the libraries, whose settings are as before afterwards."""
-    logs = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [log.level for log in logs]
-    bars, hub_bars = _models.utils.logging.is_progress_bar_enabled(), not _hub.utils.are_progress_bars_disabled()
-    variable = "DISABLE_SAFETENSORS_CONVERSION"  # weights in the older format else start a thread that asks the hub
-    before = os.environ.get(variable)
-    for log in logs:
-        log.setLevel(logging.ERROR)
-    _models.utils.logging.disable_progress_bar()  # the hub's too
-    os.environ[variable] = "1"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
-        if bars:
-            _models.utils.logging.enable_progress_bar()
-        if bars and not hub_bars:
-            _hub.utils.disable_progress_bars()
-        os.environ.pop(variable)
-        if before is not None:
-            os.environ[variable] = before

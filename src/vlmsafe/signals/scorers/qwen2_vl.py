@@ -14,22 +14,18 @@ Any Qwen2-VL or Qwen2.5-VL checkpoint will do.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import huggingface_hub
 import numpy as np
 import torch
 import transformers
-from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
-from vlmsafe.errors import InputError, VlmsafeError, unknown_name
+from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
+from vlmsafe.signals.scorers.hub import find, find_device, in_one_line, quiet, revision_of
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -55,13 +51,8 @@ _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
 }
-_HUB_TIMEOUT = 10.0  # seconds until the hub counts as out of reach
 
-# Half typed, both of them; what comes from them is Any.
-_models: Any = transformers
-_hub: Any = huggingface_hub
-
-T = TypeVar("T")
+_models: Any = transformers  # half typed; what comes from it is Any
 
 
 @dataclass(frozen=True)
@@ -134,13 +125,10 @@ class Qwen2VLScorer(Scorer):
         """From a folder, else from the Hugging Face cache, else from the hub."""
         if precision not in _DTYPES:
             raise unknown_name("precision", precision, _DTYPES)
-        place = _device(device)
-
-        def load(local: bool) -> Checkpoint:
-            return _load_checkpoint(model, _DTYPES[precision], local)
-
-        with _quiet():
-            return cls(_load_or_explain(model, load, "qwen2-vl"), prompts, name=model, device=place, batch=batch)
+        place = find_device(device)
+        with quiet():
+            checkpoint = find(model, lambda source, local: _read(source, model, _DTYPES[precision], local), "qwen2-vl")
+            return cls(checkpoint, prompts, name=model, device=place, batch=batch)
 
     @torch.inference_mode()
     def score(self, inputs: Inputs) -> Similarities:
@@ -254,93 +242,23 @@ def _single_tokens(tokenizer: Any, variants: Sequence[str], name: str) -> dict[s
     return found
 
 
-def _load_checkpoint(name: str, dtype: torch.dtype, local: bool) -> Checkpoint:
+def _read(source: str, name: str, dtype: torch.dtype, local: bool) -> Checkpoint:
     """Model, tokenizer and image processor; not the combined processor, whose video half needs torchvision."""
-    config, _ = _models.PreTrainedConfig.get_config_dict(name, local_files_only=local)
-    kind = config.get("model_type")
-    if kind is None:
-        raise FileNotFoundError("config.json is missing, or names no kind of model")
+    with in_one_line("configuration"):
+        config, _ = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)
+        if (kind := config.get("model_type")) is None:
+            raise FileNotFoundError("it is missing, or names no kind of model")
     if kind not in KINDS:
         raise InputError(f"{name} is a model of kind '{kind}'; the scorer 'qwen2-vl' needs one of {', '.join(KINDS)}")
-    model, report = _models.AutoModelForImageTextToText.from_pretrained(
-        name, dtype=dtype, local_files_only=local, output_loading_info=True
-    )
-    if missing := sorted(report["missing_keys"]):  # which would be left at random
-        raise InputError(f"the weights of {name} are incomplete: {len(missing)} are missing, the first is {missing[0]}")
-    tokenizer = _models.AutoTokenizer.from_pretrained(name, local_files_only=local)
-    # The same pixels whether or not torchvision happens to be installed.
-    processor = _models.AutoImageProcessor.from_pretrained(name, backend="pil", local_files_only=local)
-    return Checkpoint(model, tokenizer, processor, _revision(name))
-
-
-def _revision(name: str) -> str | None:
-    """The commit that the cache holds, which is a folder's name there; the libraries do not hand it on."""
-    path = None if Path(name).is_dir() else _hub.try_to_load_from_cache(name, "config.json")
-    return Path(path).parent.name if isinstance(path, str) else None
-
-
-def _load_or_explain(name: str, load: Callable[[bool], T], scorer: str) -> T:
-    """`load` with local files only, then with the hub; whatever goes wrong becomes one line that says what to do."""
-    try:
-        return load(True)
-    except VlmsafeError:
-        raise
-    except Exception as error:  # the libraries fail in many ways, a broken tokenizer with a bare Exception
-        if Path(name).is_dir():
-            raise InputError(f"the folder {name} holds no model that can be loaded: {_line(error)}") from error
-    try:
-        # One quick question first: a download retries for half a minute before it gives up.
-        _hub.HfApi().model_info(name, timeout=_HUB_TIMEOUT)
-    except HFValidationError:
-        raise InputError(f"'{name}' is neither a folder nor the id of a model on the Hugging Face hub") from None
-    except GatedRepoError:
-        raise InputError(f"{name} needs its licence accepted on the Hugging Face hub, and 'hf auth login'") from None
-    except RepositoryNotFoundError:
-        raise InputError(f"'{name}' is not a folder, and the Hugging Face hub has no model of that name") from None
-    except Exception as error:  # the classes are those of an HTTP library that differs between versions of the hub's
-        raise InputError(
-            f"{name} is neither a folder nor complete in the Hugging Face cache, and the hub cannot be reached "
-            f"({_line(error)}); run 'hf download {name}' on a machine with internet, or pass {scorer}:<folder>"
-        ) from None
-    try:
-        return load(False)
-    except VlmsafeError:
-        raise
-    except Exception as error:
-        raise InputError(f"cannot load {name} from the Hugging Face hub: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch says 'not compiled with CUDA' by an assertion
-        raise InputError(f"cannot use the device '{name}': {str(error).splitlines()[0]}") from None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No warnings and no progress bars of the libraries, whose settings are as before afterwards."""
-    models, hub, bars = _models.utils.logging, _hub.utils.logging, _hub.utils
-    levels = models.get_verbosity(), hub.get_verbosity()
-    enabled = models.is_progress_bar_enabled(), not bars.are_progress_bars_disabled()
-    models.set_verbosity_error()
-    hub.set_verbosity_error()
-    models.disable_progress_bar()
-    bars.disable_progress_bars()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        models.set_verbosity(levels[0])
-        hub.set_verbosity(levels[1])
-        if enabled[0]:
-            models.enable_progress_bar()
-        if enabled[1]:
-            bars.enable_progress_bars()
+    with in_one_line("weights"):
+        model, report = _models.AutoModelForImageTextToText.from_pretrained(
+            source, dtype=dtype, local_files_only=local, output_loading_info=True
+        )
+        if missing := sorted(report["missing_keys"]):  # which would be left at random
+            raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
+    with in_one_line("tokenizer"):
+        tokenizer = _models.AutoTokenizer.from_pretrained(source, local_files_only=local)
+    with in_one_line("preprocessor"):
+        # The same pixels whether or not torchvision happens to be installed.
+        processor = _models.AutoImageProcessor.from_pretrained(source, backend="pil", local_files_only=local)
+    return Checkpoint(model, tokenizer, processor, revision_of(source))
