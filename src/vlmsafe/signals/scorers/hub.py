@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ def find(model: str, read: Callable[[str, bool], T], scorer: str) -> T:
         return read(model, True)
     except Unreadable as error:
         _ask_hub(model, str(error), scorer)
+    # Hundreds of megabytes, at least, and the libraries' own bars are off.
+    print(f"downloading the model '{model}' from the Hugging Face hub", file=sys.stderr, flush=True)
     try:
         return read(model, False)
     except Unreadable as error:
