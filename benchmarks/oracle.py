@@ -127,8 +127,13 @@ def show(options: Options, outcomes: dict[tuple[int, str], Outcome]) -> None:
         )
     console.print(table)
     for side in SIDES:
-        steps = np.mean([outcomes[seed, side].steps for seed in seeds]) / 1e3
-        console.print(f"{side:>8}: {steps:.1f} thousand steps on average")
+        results = [outcomes[seed, side] for seed in seeds]
+        steps, env_return, cost = (
+            np.mean([getattr(r, name) for r in results]) for name in ("steps", "env_return", "cost")
+        )
+        console.print(
+            f"{side:>8}: {steps / 1e3:.1f} thousand steps, final return {env_return:.1f}, final cost {cost:.1f}"
+        )
     for other in ("without", "noise"):
         differences = [(outcomes[seed, "oracle"].steps - outcomes[seed, other].steps) / 1e3 for seed in seeds]
         resampled = bootstrap((differences,), np.mean, n_resamples=10_000, rng=np.random.default_rng(0))
