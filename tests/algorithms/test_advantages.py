@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmsafe.algorithms.advantages import discounted_sums, gae, rollout_gae, standardise
+from vlmsafe.algorithms.advantages import discounted_sums, gae, price_together, rollout_gae, standardise
 from vlmsafe.algorithms.rollout import Rollout
 
 quick = settings(max_examples=40, deadline=None)
@@ -123,3 +123,15 @@ def test_standardised_advantages_have_mean_zero_and_deviation_one(seed, count, c
 def test_equal_advantages_give_no_direction(value):
     """Rounding of the mean must not be blown up by a deviation of zero."""
     assert np.abs(standardise(np.full(20_000, value, np.float32), divide=True)).max() < 1e-2
+
+
+@given(st.floats(0.0, 5.0), st.floats(0.0, 5.0), st.integers(0, 1000))
+def test_two_priced_advantages_are_one(price, signal_price, seed):
+    """(A_r - lambda A_c - mu A_s) / (1 + lambda + mu), through the one cost advantage that learners take."""
+    reward, cost, signal = np.random.default_rng(seed).normal(size=(3, 7)).astype(np.float32)
+    combined = price_together(cost, price, signal, signal_price)
+    total = price + signal_price
+    expected = (reward - price * cost - signal_price * signal) / (1.0 + total)
+    np.testing.assert_allclose((reward - total * combined) / (1.0 + total), expected, atol=1e-5)
+    if signal_price == 0.0:
+        np.testing.assert_array_equal(combined, cost)

@@ -55,16 +55,16 @@ def standardise(advantages: Array, *, divide: bool) -> Array:
     return (centred / (exact.std() + 1e-8) if divide else centred).astype(np.float32)
 
 
-def price_together(cost: Array, price: float, signal: Array, signal_price: float) -> tuple[Array, float]:
-    """One cost advantage and one price that stand for two of each.
+def price_together(cost: Array, price: float, signal: Array, signal_price: float) -> Array:
+    """One cost advantage that, at the price lambda + mu, stands for two advantages at lambda and at mu.
 
     A learner forms (A_r - p A) / (1 + p). With p = lambda + mu and A = (lambda A_c + mu A_s) / p that is
     (A_r - lambda A_c - mu A_s) / (1 + lambda + mu): both multipliers normalise, whatever the learner.
     """
     if signal_price == 0.0:
-        return cost, price
+        return cost
     total = price + signal_price
-    return (np.float32(price / total) * cost + np.float32(signal_price / total) * signal).astype(np.float32), total
+    return (np.float32(price / total) * cost + np.float32(signal_price / total) * signal).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,6 @@ class Batch:
     """Centred."""
     targets: Array
     """[critics, N]: value targets of the reward critic and, where there are any, of the critics of cost and signal."""
-    signal_advantages: Array | None = None
-    """Standardised; for a run whose signal has a multiplier of its own."""
 
     def __len__(self) -> int:
         return len(self.log_probs)

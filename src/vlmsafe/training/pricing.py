@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from vlmsafe.algorithms.advantages import Batch, price_together
+from vlmsafe.algorithms.acting import Array
+from vlmsafe.algorithms.advantages import price_together
 from vlmsafe.algorithms.multipliers import Bracket, make_multiplier, make_signal_multiplier
 from vlmsafe.config import TrainConfig
 from vlmsafe.training.records import mean_of
 
 
 class Pricing:
-    """Both multipliers, what moved them last, and what they make of a batch."""
+    """Both multipliers, what moved them last, and what they make of advantages."""
 
     def __init__(self, config: TrainConfig) -> None:
         assert config.budget is not None
@@ -46,16 +46,22 @@ class Pricing:
         """J_C - d; where it is unknown the budget counts as just met."""
         return self._bracket.cost_gap if self._bracket else 0.0
 
-    def apply(self, batch: Batch) -> tuple[Batch, float]:
-        """The batch with one cost advantage, and its price, as a learner expects them."""
-        price = self.multiplier.value if self.multiplier else 0.0
-        if self.signal_multiplier is None:
-            return batch, price
-        assert batch.signal_advantages is not None
-        priced, price = price_together(
-            batch.cost_advantages, price, batch.signal_advantages, self.signal_multiplier.value
-        )
-        return dataclasses.replace(batch, cost_advantages=priced), price
+    @property
+    def price(self) -> float:
+        """lambda + mu, what a learner multiplies the combined cost advantages by."""
+        return self._value + self._signal_value
+
+    def combine(self, cost: Array, signal: Array | None) -> Array:
+        """One advantage for cost and signal together, as a learner expects it."""
+        return cost if signal is None else price_together(cost, self._value, signal, self._signal_value)
+
+    @property
+    def _value(self) -> float:
+        return self.multiplier.value if self.multiplier else 0.0
+
+    @property
+    def _signal_value(self) -> float:
+        return self.signal_multiplier.value if self.signal_multiplier else 0.0
 
     def figures(self) -> dict[str, float | None]:
         """Every term apart, for the epoch's row."""

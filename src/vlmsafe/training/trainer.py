@@ -220,8 +220,8 @@ class Trainer:
             targets.append(target)
         reward, *others = advantages
         cost = others[0] if others else np.zeros_like(reward)
-        signal = others[1] if len(others) > 1 else None
-        return Batch(rollout.observations, rollout.actions, rollout.log_probs, reward, cost, np.stack(targets), signal)
+        priced = self.pricing.combine(cost, others[1] if len(others) > 1 else None)
+        return Batch(rollout.observations, rollout.actions, rollout.log_probs, reward, priced, np.stack(targets))
 
     def improve_policy(self, batch: Batch) -> Losses:
         """The learner's own update, with the multipliers as they stand after this epoch's costs.
@@ -230,8 +230,7 @@ class Trainer:
         """
         self.learner.set_actor_lr(self.epoch, self.config.epochs)
         rng = np.random.default_rng((self.config.seed, _SHUFFLE, self.epoch))
-        priced, price = self.pricing.apply(batch)
-        losses = self.learner.update(priced, price, self.pricing.cost_gap, rng)
+        losses = self.learner.update(batch, self.pricing.price, self.pricing.cost_gap, rng)
         figures = [losses.policy_loss, *losses.critic_losses, losses.kl]
         if not (np.isfinite(figures).all() and np.isfinite(self.learner.networks.block).all()):
             raise RunError(
