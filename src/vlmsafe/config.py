@@ -261,7 +261,7 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     if frames is None:
         frames = 5000 if scorer.large else 500
     prompts = signal.prompts or (spec.prompts if scorer.reads else None)
-    if prompts is None and scorer.kind in ("clip", "qwen2-vl"):
+    if prompts is None and scorer.is_model:
         raise InputError(
             f"environment '{spec.name}' has no prompts of its own; pass --prompts with a YAML file or one of "
             f"{', '.join(shipped_prompts())}"

@@ -18,9 +18,10 @@ import numpy as np
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
+from vlmsafe.envs.api import as_frame
 from vlmsafe.errors import InputError
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.gate import AnyGate, Gate, OpenGate, ProbabilityGate
+from vlmsafe.signals.gate import GATES, AnyGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers import Precision, Rule, Scorer, make_scorer
@@ -28,8 +29,6 @@ from vlmsafe.signals.scorers.api import check_scorer, score_checked
 from vlmsafe.signals.shaping import due
 
 __all__ = ["SemanticSignals"]
-
-_GATES: dict[str, AnyGate] = {"off": OpenGate(), "prior-symmetric": Gate(), "probability": ProbabilityGate()}
 
 
 class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -64,13 +63,13 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             raise InputError(f"every is {every}; it must be a whole number of at least 1")
         if not (math.isfinite(reward_weight) and reward_weight >= 0.0):
             raise InputError(f"reward_weight is {reward_weight}; it must be finite and 0 or greater")
-        if gate not in _GATES and not isinstance(gate, Gate | OpenGate | ProbabilityGate):
+        if gate not in GATES and not isinstance(gate, AnyGate):
             raise InputError(
-                f"gate is {gate!r}; expected {', '.join(_GATES)}, or a Gate; for a calibrated one call calibrate()"
+                f"gate is {gate!r}; expected {', '.join(GATES)}, or a Gate; for a calibrated one call calibrate()"
             )
         if not isinstance(scorer, Scorer | str):
             raise InputError(f"scorer is {scorer!r}; expected a scorer's name or a Scorer")
-        self.gate: AnyGate = _GATES[gate] if isinstance(gate, str) else gate
+        self.gate: AnyGate = GATES[gate] if isinstance(gate, str) else gate
         self.every, self.reward_weight, self.rule = every, reward_weight, rule
         self.scorer = scorer if isinstance(scorer, Scorer) else self._load(scorer, prompts, device, precision, seed)
         check_scorer(self.scorer)
@@ -89,13 +88,11 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
     def _load(
         self, name: str, prompts: PromptSet | str | Path | None, device: str, precision: Precision, seed: int
     ) -> Scorer:
-        if prompts is None and name.split(":")[0] in ("clip", "qwen2-vl"):
-            raise InputError(f"the scorer '{name}' compares frames with prompts; pass a PromptSet, a name or a file")
         chosen = prompts if isinstance(prompts, PromptSet) else load_prompts(prompts) if prompts else None
         length = gymnasium.spaces.utils.flatdim(self.env.observation_space) if name == "rnd" else 0
         return make_scorer(
             name,
-            chosen or PromptSet(("positive",), ("negative",)),
+            chosen,
             device=device,
             precision=precision,
             observation=length,
@@ -143,8 +140,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             barren = 0 if len(parts) > before else barren + 1
             if barren == 20:
                 raise InputError(f"20 episodes ended before step {self.every}, so no frame was taken; lower `every`")
-        columns = (np.concatenate([getattr(p, name) for p in parts])[:frames] for name in Scores.__dataclass_fields__)
-        calibration = Calibration.of(Scores(*columns), episode_count, gate_target=target)
+        calibration = Calibration.of(Scores.join(parts, frames), episode_count, gate_target=target)
         self.gate = calibration.gate
         return calibration
 
@@ -162,11 +158,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
 
     def _frame(self) -> NDArray[np.uint8]:
         own = _frame_of(self.env)
-        frame: Any = own() if own is not None else self.env.render()
-        if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-            what = f"{frame.dtype} {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
-            raise InputError(f"render() gave {what}; expected a uint8 array [height, width, 3]")
-        return frame
+        return as_frame(own() if own is not None else self.env.render(), "the environment")
 
     def _score(self, inputs: NDArray[Any]) -> Scores:
         return apply_rule(self.rule, score_checked(self.scorer, inputs), self.scorer.groups, self.scorer.bounds)

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from vlmsafe.envs import Scenarios, env_spec
-from vlmsafe.errors import InputError
+from vlmsafe.envs import env_spec
 
 SPEC = env_spec("braking")
 HORIZON, BUDGET = 200, 30.0
@@ -224,23 +223,6 @@ def test_actions_beyond_the_bounds_count_as_the_bounds():
     assert outcomes[0] == outcomes[1]
     assert outcomes[2] == outcomes[3]
     assert outcomes[1] != outcomes[2]
-
-
-@pytest.mark.parametrize("scenario", [9, 15])
-def test_a_scenario_outside_the_pool_is_refused(scenario):
-    env = SPEC.make(Scenarios(10, 5))
-    with pytest.raises(InputError, match=rf"scenario {scenario} is not in the pool, which holds 10 to 14"):
-        env.reset(seed=scenario)
-
-
-def test_an_unseeded_reset_draws_from_the_pool():
-    env = SPEC.make(Scenarios(10, 3))
-    env.reset(seed=10)
-    assert {env.reset()[1]["scenario"] for _ in range(40)} == {10, 11, 12}
-
-
-def test_the_held_out_pool_shares_no_scenario_with_training():
-    assert SPEC.training.start + SPEC.training.size <= SPEC.held_out.start
 
 
 def test_frames_show_the_gap_and_nothing_of_the_cost():

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from vlmsafe.envs import Scenarios, env_spec
+from vlmsafe.envs import env_spec
 from vlmsafe.envs.speeding import optimum
-from vlmsafe.errors import InputError
 
 SPEC = env_spec("speeding")
 HORIZON, BUDGET = 20, 30.0
@@ -137,24 +136,6 @@ def test_speeds_beyond_the_bounds_count_as_the_bounds():
         outcomes.append((reward, info["cost"]))
     assert outcomes[0] == outcomes[1]
     assert outcomes[2] == outcomes[3]
-
-
-@pytest.mark.parametrize("scenario", [9, 15, -1 + 10])
-def test_a_scenario_outside_the_pool_is_refused(scenario):
-    env = SPEC.make(Scenarios(10, 5))
-    with pytest.raises(InputError, match=rf"scenario {scenario} is not in the pool, which holds 10 to 14"):
-        env.reset(seed=scenario)
-
-
-def test_an_unseeded_reset_draws_from_the_pool():
-    env = SPEC.make(Scenarios(10, 3))
-    env.reset(seed=10)
-    assert {env.reset()[1]["scenario"] for _ in range(40)} == {10, 11, 12}
-
-
-def test_the_held_out_pool_shares_no_scenario_with_training():
-    assert SPEC.training.start + SPEC.training.size <= SPEC.held_out.start
-    assert SPEC.make(SPEC.held_out).reset(seed=SPEC.held_out.start)[1]["scenario"] == SPEC.held_out.start
 
 
 def test_frames_show_the_car_moving_and_not_the_cost():

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.errors import InputError, MissingDependencyError
+from vlmsafe.errors import EnvironmentFailure, InputError, MissingDependencyError
 
 Observation = NDArray[np.float32]
 Frame = NDArray[np.uint8]
@@ -72,6 +72,16 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
         meaning an environment leaves it undefined, which is an error only for those who ask.
         """
         raise no_hazard(type(self).__name__)
+
+
+def as_frame(image: Any, source: str) -> Frame:
+    """What `source` rendered, which must be a frame."""
+    if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        what = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+        raise EnvironmentFailure(
+            f"{source} rendered {what}; scoring needs uint8 arrays [height, width, 3], render_mode='rgb_array'"
+        )
+    return image
 
 
 def no_hazard(name: str) -> InputError:

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec as EnvSpecOfGym
 from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, no_hazard
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, as_frame, no_hazard
 from vlmsafe.errors import EnvironmentFailure, InputError, unknown_name
 
 
@@ -71,12 +71,7 @@ class GymEnv(Env):
         return np.asarray(observation, dtype=np.float32)
 
     def frame(self) -> Frame:
-        image = self._inner.render()
-        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3:
-            raise EnvironmentFailure(
-                f"environment '{self._name}' does not render RGB arrays; register it with render_mode='rgb_array'"
-            )
-        return image
+        return as_frame(self._inner.render(), f"environment '{self._name}'")
 
     def hazard(self) -> float:
         """What the registered environment's own `hazard()` says, whichever wrappers are around it."""

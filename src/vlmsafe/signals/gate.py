@@ -68,3 +68,6 @@ class ProbabilityGate:
 
 
 AnyGate = Gate | OpenGate | ProbabilityGate
+
+GATES: dict[str, AnyGate] = {"off": OpenGate(), "prior-symmetric": Gate(), "probability": ProbabilityGate()}
+"""The gates that need no calibration, by name."""

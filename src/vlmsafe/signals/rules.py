@@ -5,6 +5,7 @@ Similarities come as [N, P + Q], the P positive prompts first. Every rule is a p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,12 @@ class Scores:
     """c_vlm, in [0, 1]."""
     margin: Float64
     """m = u+ - u-, the mean similarity to positive prompts less that to negative ones, whatever the rule."""
+
+    @classmethod
+    def join(cls, parts: Sequence[Scores], count: int) -> Scores:
+        """The first `count` entries of several batches."""
+        names = ("positive", "negative", "margin")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts])[:count] for name in names))
 
 
 def apply_rule(

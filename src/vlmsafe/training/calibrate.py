@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from vlmsafe.config import TrainConfig
 from vlmsafe.envs import EnvSpec
 from vlmsafe.envs.workers import WorkerPool
@@ -67,12 +65,8 @@ def calibrate(
         episodes += _episodes_within(shares, wanted.frames - held)
         held += len(scores.margin)
         buffer.append(scores)
-    filled = Scores(
-        *(np.concatenate([getattr(part, name) for part in buffer])[: wanted.frames]
-          for name in ("positive", "negative", "margin"))
-    )  # fmt: skip
     target = wanted.target if signal.gate == "calibrated" else None
-    return Calibration.of(filled, episodes, gate_target=target, reference=signal.reference)
+    return Calibration.of(Scores.join(buffer, wanted.frames), episodes, gate_target=target, reference=signal.reference)
 
 
 def _episodes_within(shares: list[Share], frames: int) -> int:

@@ -61,7 +61,7 @@ class DescribeTask:
         if self.looks_at in ("frame", "hazard"):
             begin_episode(env, self.scenario)
         if self.looks_at == "hazard":
-            checked_hazard(env)
+            env.hazard()
         frame = env.frame().shape if self.looks_at == "frame" else None
         return Dimensions(observation[0], action[0], frame)
 
@@ -112,14 +112,6 @@ class CollectTask:
         return collect(env, self, tick, sender)
 
 
-def checked_hazard(env: Env) -> float:
-    """The environment's own hazard, which must be one."""
-    hazard = float(env.hazard())
-    if not 0.0 <= hazard <= 1.0:
-        raise EnvironmentFailure(f"the environment's hazard() gave {hazard}; it must lie between 0 and 1")
-    return hazard
-
-
 class _Watcher:
     """Takes down what a scorer will look at."""
 
@@ -140,7 +132,7 @@ class _Watcher:
         elif looks_at == "observation":
             self._seen.append(raw)
         elif looks_at == "hazard":
-            self._seen.append(checked_hazard(self._env))
+            self._seen.append(self._env.hazard())
         elif looks_at == "noise":
             self._seen.append(self._dice.random(2))
         else:

@@ -21,7 +21,7 @@ from vlmsafe.config import SignalConfig, TrainConfig
 from vlmsafe.envs.stream import Frames, Stream
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.gate import AnyGate, Gate, OpenGate, ProbabilityGate
+from vlmsafe.signals.gate import GATES, AnyGate
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers import Scorer, known_rules, make_scorer, parse_scorer
@@ -29,14 +29,13 @@ from vlmsafe.signals.scorers.api import Similarities, check_scorer, score_checke
 from vlmsafe.signals.shaping import Shaped, hold, shape
 from vlmsafe.training.collection import Dimensions, Share, Watch
 
+PROBE_TOLERANCE = 5e-3  # more than another device changes a similarity by, less than another model does
+
 
 @functools.cache
 def scoring_thread() -> ThreadPoolExecutor:
     """The one thread of the process that scores: what a GPU compiles and records belongs to the thread that did it."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
-
-
-PROBE_TOLERANCE = 5e-3  # more than another device or precision changes a similarity by, less than another model does
 
 
 class ScorerFailure(VlmsafeError):
@@ -56,7 +55,7 @@ def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int
         _check_rule(config, known)  # before a model is loaded, or fetched
     scorer = make_scorer(
         name,
-        prompts or PromptSet(("positive",), ("negative",)),  # for a scorer that compares with no text
+        prompts,
         device=signal.device,
         precision=signal.precision,
         compile=signal.compile,
@@ -89,7 +88,7 @@ class Scoring:
             assert dimensions.frame is not None
             in_step = config.scoring == "in-step"
             self.stream = Stream(dimensions.frame, block=1 if in_step else config.batch, wait=in_step)
-        self._failure: ScorerFailure | VlmsafeError | None = None
+        self._failure: VlmsafeError | None = None
         self._blocks: dict[int, list[Future[Similarities]]] = {}
 
     # Reading frames, as `vlmsafe.envs.stream.Reader`.
@@ -152,9 +151,7 @@ class Scoring:
         if self.config.gate == "calibrated":
             assert self.calibration is not None
             return self.calibration.gate
-        if self.config.gate == "probability":
-            return ProbabilityGate()
-        return Gate() if self.config.gate == "prior-symmetric" else OpenGate()
+        return GATES[self.config.gate]
 
     @property
     def reference(self) -> float:

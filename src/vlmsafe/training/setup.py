@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from vlmsafe.config import TrainConfig
-from vlmsafe.envs import env_spec
+from vlmsafe.envs import EnvSpec, env_spec
 from vlmsafe.envs.workers import EnvRecipe, WorkerPool
 from vlmsafe.errors import Interrupted
 from vlmsafe.signals.prompts import PromptSet
@@ -20,6 +20,7 @@ from vlmsafe.training.scoring import load_scorer
 class Setup:
     """What a run needs to know of its environment, and its scorer."""
 
+    spec: EnvSpec
     dimensions: Dimensions
     scorer: Scorer | None
 
@@ -27,16 +28,16 @@ class Setup:
 def set_up(config: TrainConfig, prompts: PromptSet | None, seed: tuple[int, ...], stop: StopRequest) -> Setup:
     """Load what the configuration names; `seed` is for a scorer that begins at random."""
     if config.signal.scorer == "none":
-        return Setup(describe(config, "nothing", stop), None)
+        return Setup(*describe(config, "nothing", stop), None)
     if parse_scorer(config.signal.scorer).kind == "rnd":  # its networks are as wide as an observation
-        dimensions = describe(config, "observation", stop)
-        return Setup(dimensions, load_scorer(config, prompts, dimensions.observation, seed))
+        spec, dimensions = describe(config, "observation", stop)
+        return Setup(spec, dimensions, load_scorer(config, prompts, dimensions.observation, seed))
     scorer = load_scorer(config, prompts, 0, seed)
-    return Setup(describe(config, scorer.looks_at, stop), scorer)
+    return Setup(*describe(config, scorer.looks_at, stop), scorer)
 
 
-def describe(config: TrainConfig, looks_at: Look, stop: StopRequest) -> Dimensions:
-    """Sizes of a configuration's environment, made once in a worker."""
+def describe(config: TrainConfig, looks_at: Look, stop: StopRequest) -> tuple[EnvSpec, Dimensions]:
+    """A configuration's environment, and its sizes as found by making it once in a worker."""
     spec = dataclasses.replace(env_spec(config.env), frames=looks_at == "frame")
     spec.require()
     task = DescribeTask(looks_at, spec.training.start)
@@ -44,4 +45,4 @@ def describe(config: TrainConfig, looks_at: Look, stop: StopRequest) -> Dimensio
         answers = pool.run([task], should_stop=lambda: stop.requested)
     if answers is None:
         raise Interrupted(f"stopped by {stop.reason} before training began; nothing was changed")
-    return answers[0]
+    return spec, answers[0]

@@ -16,7 +16,6 @@ from vlmsafe.algorithms.first_order import Losses
 from vlmsafe.algorithms.learners import LEARNERS
 from vlmsafe.algorithms.rollout import Rollout
 from vlmsafe.config import TrainConfig
-from vlmsafe.envs import env_spec
 from vlmsafe.envs.workers import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
 from vlmsafe.errors import InputError, Interrupted, RunError, VlmsafeError
 from vlmsafe.methods import check_method, config_from
@@ -103,10 +102,8 @@ class Trainer:
 
     def __init__(self, run: Run, setup: Setup, display: Display, stop: StopRequest) -> None:
         self.run, self.config, self.display, self.stop = run, run.config, display, stop
-        self.dimensions = setup.dimensions
+        self.spec, self.dimensions = setup.spec, setup.dimensions
         self.scoring = Scoring(setup.scorer, self.config.signal, setup.dimensions) if setup.scorer else None
-        scores_frames = self.scoring is not None and self.scoring.stream is not None
-        self.spec = dataclasses.replace(env_spec(self.config.env), frames=scores_frames)
         fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
         self.workers: WorkerPool[Share] = WorkerPool(
             EnvRecipe(self.spec, self.spec.training),

@@ -52,14 +52,19 @@ class ScorerName:
         return f"{self.kind}:{self.argument}" if self.argument else self.kind
 
     @property
+    def is_model(self) -> bool:
+        """Whether it is a vision-language model, by its name on the hub or its folder; it needs prompts."""
+        return self.kind in ("clip", "qwen2-vl")
+
+    @property
     def reads(self) -> bool:
         """Whether it may compare with text; the others have no use for prompts."""
-        return self.kind in ("clip", "qwen2-vl", "python")
+        return self.is_model or self.kind == "python"
 
     @property
     def absolute(self) -> ScorerName:
         """The same scorer with a model's folder, if that is what is named, in full: a run may be resumed elsewhere."""
-        if self.kind in ("clip", "qwen2-vl") and os.path.isdir(self.argument):
+        if self.is_model and os.path.isdir(self.argument):
             return ScorerName(self.kind, os.path.abspath(self.argument))
         return self
 
@@ -100,7 +105,7 @@ def known_rules(name: ScorerName) -> tuple[Rule, ...] | None:
 
 def make_scorer(
     name: ScorerName | str,
-    prompts: PromptSet,
+    prompts: PromptSet | None,
     *,
     device: str = "auto",
     precision: Precision = "float32",
@@ -110,7 +115,13 @@ def make_scorer(
     seed: tuple[int, ...] = (0,),
 ) -> Scorer:
     """Load a scorer. `observation` is the length of the vectors a scorer of observations will see."""
+    from vlmsafe.signals.prompts import PromptSet
+
     name = parse_scorer(name) if isinstance(name, str) else name
+    if prompts is None:
+        if name.is_model:
+            raise InputError(f"the scorer '{name}' compares frames with prompts; pass a prompt set's name or a file")
+        prompts = PromptSet(("positive",), ("negative",))  # for the columns of one that compares with no text
     if name.kind == "clip":
         from vlmsafe.signals.scorers.clip import ClipScorer
 
