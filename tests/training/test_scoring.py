@@ -148,6 +148,21 @@ def test_noise_leaves_the_policys_own_dice_alone(tmp_path):
     assert first[0] == first[1]
 
 
+def test_the_bonus_changes_what_is_learned_and_not_what_is_reported(tmp_path):
+    """The same first epoch, a reward critic that learns a larger reward, and another policy after it (Eq. 4)."""
+    settings = {**SMALL, "method": "vlm-ppo-lag"}
+    plain, paid = (
+        train(**settings, run_dir=str(tmp_path / str(weight)), signal={"scorer": "noise", "reward_weight": weight})
+        for weight in (0.0, 5.0)
+    )
+    first, second = ([run.rows("epochs")[epoch] for run in (plain, paid)] for epoch in (0, 1))
+    for name in ("env_return", "episode_cost", "multiplier"):
+        assert first[0][name] == first[1][name]
+    assert first[1]["reward_critic_loss"] > 2 * first[0]["reward_critic_loss"]
+    assert first[1]["cost_critic_loss"] == pytest.approx(first[0]["cost_critic_loss"], rel=0.01)
+    assert second[0]["env_return"] != second[1]["env_return"]
+
+
 def test_the_cost_route_changes_what_the_critic_learns_and_not_what_is_reported(tmp_path):
     settings = {**SMALL, "method": "vlm-ppo-lag"}
     signal = {"scorer": "oracle", "reference": 0.1}
