@@ -1,6 +1,7 @@
 """Signals in somebody else's trainer: Stable-Baselines3's PPO on a wrapped environment.
 
     pip install stable-baselines3
+    python examples/stable_baselines3_ppo.py --calibrate              # the model that ships in the package
     python examples/stable_baselines3_ppo.py --scorer clip --prompts metadrive-v2
     python examples/stable_baselines3_ppo.py --scorer oracle          # without a model
 
@@ -36,7 +37,7 @@ class Returns(BaseCallback):
 
 def main(arguments: list[str] | None = None) -> Returns:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scorer", default="clip")
+    parser.add_argument("--scorer", default="embedded")
     parser.add_argument("--prompts", default="metadrive-v2")
     parser.add_argument("--env", default="braking", help="any environment of vlmsafe; your own Gymnasium one works too")
     parser.add_argument("--steps", type=int, default=20_000)

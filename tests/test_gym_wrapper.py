@@ -120,6 +120,7 @@ def test_calibration_sets_the_gate():
         ({"gate": "calibrated"}, r"call calibrate\(\)"),
         ({"rule": "novelty"}, "cannot be used with the rule 'novelty'"),
         ({"scorer": "clip"}, "compares frames with prompts"),
+        ({"scorer": "embedded"}, "compares frames with prompts"),
         ({"scorer": "clap"}, "unknown scorer"),
     ],
 )
@@ -157,3 +158,22 @@ def test_stable_baselines3_trains_on_a_wrapped_environment():
     returns = example.main(["--scorer", "oracle", "--env", "speeding", "--steps", "1024", "--calibrate"])
     assert len(returns.episodes) == 1024 // 20
     assert all(episode["bonus"] > 0.0 for episode in returns.episodes)
+
+
+def test_a_scorer_of_two_frames_sees_the_one_four_steps_before_and_nothing_of_other_episodes() -> None:
+    from frame_scorer import MotionScorer
+
+    from vlmsafe.signals.prompts import PromptSet
+
+    scorer = MotionScorer(PromptSet(("a",), ("b",)))
+    env = SemanticSignals(env_spec("speeding").make(), scorer, gate="off", every=1)
+    env.calibrate(frames=10)
+    for _ in range(2):
+        env.reset(seed=0)
+        frames = []
+        for step in range(1, 8):
+            *_, info = env.step(np.array([1.0], np.float32))
+            frames.append(env.unwrapped.frame())
+            earlier = frames[step - 5] if step > 4 else frames[-1]
+            (positive, negative), *_ = scorer.score(np.concatenate([earlier, frames[-1]], axis=-1)[None])
+            assert info["margin"] == pytest.approx(float(positive) - float(negative))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from vlmsafe.cli import main
 from vlmsafe.config import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.methods import METHODS, check_method, config_from, differences, method_defaults
@@ -101,7 +102,39 @@ def test_a_signal_that_does_not_fit_its_method_is_refused(method, settings, mess
         check_method(config_from({"method": method, **settings}).resolved())
 
 
-@pytest.mark.parametrize("scorer", ["oracle", "noise", "constant:0.6", "clip:some/model", "python:module:name"])
+def test_the_default_scorer_is_the_packages_own_wherever_the_paper_has_clip():
+    scorers = {name: method.signal.scorer for name, method in METHODS.items() if method.signal.scorer != "none"}
+    others = {"ppo-lag-rnd": "rnd", "qwen2-vl-conf": "qwen2-vl"}
+    assert scorers == {name: others.get(name, "embedded") for name in scorers}
+    assert {METHODS[name].signal.rule for name in scorers if name not in others} == {"decoupled", "coupled", "clg"}
+
+
+def resolved_gate(method, **signal):
+    return config_from({"method": method, "env": "speeding", "signal": signal}).resolved().signal.gate
+
+
+@pytest.mark.parametrize("method", ["cpo-decoupled-conf", "vlm-ppo-lag-conf"])
+def test_a_gate_that_nobody_set_is_the_papers_with_clip_and_calibrated_with_the_packages_own_model(method):
+    assert resolved_gate(method) == "calibrated"
+    assert resolved_gate(method, scorer="embedded:mine.safetensors") == "calibrated"
+    for scorer in ("clip", "oracle", "python:module:name"):
+        assert resolved_gate(method, scorer=scorer) == "prior-symmetric"
+
+
+@pytest.mark.parametrize("gate", ["off", "prior-symmetric", "calibrated"])
+@pytest.mark.parametrize("scorer", ["embedded", "clip"])
+def test_a_gate_that_was_set_stays(gate, scorer):
+    assert resolved_gate("vlm-ppo-lag-conf", scorer=scorer, gate=gate) == gate
+
+
+def test_methods_without_a_gate_get_none_from_their_scorer():
+    assert resolved_gate("vlm-ppo-lag") == "off"
+    assert resolved_gate("qwen2-vl-conf") == "probability"
+
+
+@pytest.mark.parametrize(
+    "scorer", ["embedded", "oracle", "noise", "constant:0.6", "clip:some/model", "python:module:name"]
+)
 def test_a_method_with_a_signal_takes_any_scorer(scorer):
     settings = {"method": "vlm-ppo-lag", "env": "metadrive-easy", "signal": {"scorer": scorer}}
     check_method(config_from(settings).resolved())
@@ -110,3 +143,14 @@ def test_a_method_with_a_signal_takes_any_scorer(scorer):
 def test_unknown_methods_name_the_nearest():
     with pytest.raises(InputError, match=r"did you mean 'vlm-ppo-lag'"):
         differences("ppo", "vlm-ppolag")
+
+
+def test_the_listing_says_what_an_auto_gate_is_and_how_to_get_the_papers_arms(capsys):
+    main(["methods"])
+    listing = " ".join(capsys.readouterr().out.split())
+    assert "--scorer clip gives them" in listing
+    assert "An auto gate is prior-symmetric with CLIP, as in the paper, and calibrated with embedded" in listing
+    main(["methods", "diff", "vlm-ppo-lag", "vlm-ppo-lag-conf"])
+    assert "An auto gate is" in capsys.readouterr().out
+    main(["methods", "diff", "ppo", "ppo-lag"])
+    assert "An auto gate is" not in capsys.readouterr().out

@@ -273,6 +273,11 @@ class MethodsCommand:
     """For diff: the two methods."""
 
 
+_AUTO_GATE = (
+    "An auto gate is prior-symmetric with CLIP, as in the paper, and calibrated with embedded; --signal.gate sets it."
+)
+
+
 def _methods(argv: list[str]) -> None:
     command = _parse(MethodsCommand, argv, "methods")
     if command.action == "diff":
@@ -284,6 +289,7 @@ def _methods(argv: list[str]) -> None:
     for method in METHODS.values():
         table.add_row(method.name, method.paper, method.summary, method.composition())
     _out.print(table)
+    _out.print(f"The paper's arms have CLIP where this says embedded: --scorer clip gives them. {_AUTO_GATE}")
 
 
 def _methods_diff(one: str, other: str) -> None:
@@ -295,6 +301,8 @@ def _methods_diff(one: str, other: str) -> None:
     for key, (a, b) in changed.items():
         table.add_row(key, str(a), str(b))
     _out.print(table)
+    if "auto" in changed.get("signal.gate", ()):
+        _out.print(_AUTO_GATE)
 
 
 def _doctor(argv: list[str]) -> None:
@@ -312,12 +320,49 @@ def _doctor(argv: list[str]) -> None:
         raise SystemExit(1)
 
 
+@dataclass(frozen=True)
+class EmbeddedCommand:
+    """Make the embedded scorer anew: train agents, record, train the model, measure it, write its card.
+
+    What the directory holds already is left, so an interrupted build goes on where it stopped.
+    """
+
+    verb: tyro.conf.Positional[Literal["build"]]
+    directory: Annotated[Path, tyro.conf.arg(aliases=("--dir",))] = Path(".embedded")
+    """Where everything goes; `weights.safetensors` in it is the model, for --scorer embedded:<file>."""
+    stages: tuple[Literal["agents", "record", "train", "measure", "card"], ...] = (
+        "agents", "record", "train", "measure", "card",
+    )  # fmt: skip
+    """Which stages to run; training needs no simulator and may be done on another machine."""
+    device: str = "auto"
+    """Where the model is trained: cpu, cuda, ...; 'auto' takes a GPU where there is one."""
+    processes: int = 2
+    """Simulators at a time."""
+    scale: float = 1.0
+    """Multiplies episodes and steps, for a small trial."""
+
+
+def _embedded(argv: list[str]) -> None:
+    command = _parse(EmbeddedCommand, argv, "embedded")
+    from vlmsafe.embedded.build import BuildPlan, build
+
+    build(
+        command.directory,
+        BuildPlan().scaled(command.scale),
+        stages=command.stages,
+        device=command.device,
+        processes=command.processes,
+        note=lambda text: _out.print(text, markup=False),
+    )
+
+
 _VERBS: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "train": (_train, "train an agent, or continue a run with --resume"),
     "evaluate": (_evaluate, "evaluate a run's policy on held-out scenarios"),
     "runs": (_runs, "list runs: finished, running, stopped early"),
     "envs": (_envs, "list the environments"),
     "methods": (_methods, "list the methods, or compare two: methods diff A B"),
+    "embedded": (_embedded, "make the embedded scorer anew: embedded build"),
     "doctor": (_doctor, "say what is installed and what is missing"),
 }
 

@@ -34,6 +34,8 @@ class LearnerConfig:
     """Which form to follow where the engine of the study departs from the published algorithm (docs/methods.md)."""
     hidden: tuple[int, ...] = (64, 64)
     """Units of each hidden layer of the policy and of each critic."""
+    initial_std: float = 1.0
+    """Standard deviation of a new policy's actions, which lie between -1 and 1."""
     update_iters: int = 40
     """Passes over an epoch's samples, at most."""
     batch_size: int = 64
@@ -141,13 +143,13 @@ class SignalConfig:
     """The vision-language signal of a method: what scores frames and how the scores are used."""
 
     scorer: Annotated[str, tyro.conf.arg(aliases=("--scorer",))] = "none"
-    """What scores a step: clip[:<model>], qwen2-vl[:<model>], rnd, constant:<value>, noise, oracle, python:..."""
+    """What scores: embedded, clip[:<model>], qwen2-vl[:<model>], rnd, constant:<value>, noise, oracle, python:..."""
     prompts: Annotated[str | None, tyro.conf.arg(aliases=("--prompts",))] = None
     """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
     """How similarities become a positive and a negative score."""
-    gate: Literal["off", "prior-symmetric", "calibrated", "probability"] = "off"
-    """Confidence gate kappa on the reward bonus."""
+    gate: Literal["off", "auto", "prior-symmetric", "calibrated", "probability"] = "off"
+    """Confidence gate kappa on the reward bonus; 'auto' is calibrated for the scorer embedded, else prior-symmetric."""
     every: int = 1
     """Steps between two scored frames, k_clip."""
     reward_weight: float = 0.0
@@ -253,7 +255,7 @@ class TrainConfig:
 
 
 def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
-    """The signal with its model, its prompts and the size of its calibration buffer named."""
+    """The signal with its model, its prompts, its gate and the size of its calibration buffer named."""
     if signal.scorer == "none":
         return signal
     scorer = parse_scorer(signal.scorer)
@@ -270,6 +272,7 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
         signal,
         scorer=str(scorer.absolute),
         prompts=prompts,
+        gate=scorer.gate if signal.gate == "auto" else signal.gate,
         calibration=dataclasses.replace(signal.calibration, frames=frames),
     )
 
@@ -314,6 +317,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         num_envs=config.num_envs,
         checkpoint_every=config.checkpoint.every,
         checkpoint_keep=config.checkpoint.keep,
+        initial_std=learner.initial_std,
         update_iters=learner.update_iters,
         batch_size=learner.batch_size,
         target_kl=learner.target_kl,

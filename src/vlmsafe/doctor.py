@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.util
+import math
 import os
 import platform
 import shutil
@@ -11,8 +12,11 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 
+from safetensors import SafetensorError, safe_open
+
 from vlmsafe.envs import ENVS
 from vlmsafe.signals.scorers import CLIP_DEFAULT, QWEN2_VL_DEFAULT
+from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Finding:
 
 # (distribution, import name, what it enables, how to install it, required)
 _PACKAGES = (
-    ("torch", "torch", "scorers clip and qwen2-vl, train --tensorboard", "pip install torch", False),
+    ("torch", "torch", "scorers embedded, clip and qwen2-vl, train --tensorboard", "pip install torch", False),
     ("transformers", "transformers", "scorers clip and qwen2-vl", "pip install 'transformers>=5.0'", False),
     ("gymnasium", "gymnasium", "environments", "pip install gymnasium", True),
     ("polars", "polars", "evaluation tables", "pip install polars", True),
@@ -64,10 +68,22 @@ def examine() -> list[Finding]:
     for library, package, enables in _LIBRARIES:
         found = ctypes.util.find_library(library)
         findings.append(Finding(package, found, enables, install_command([package])))
+    again = "install vlmsafe again: it is a part of it"
+    findings.append(Finding("embedded model", _shipped(), "--scorer embedded, the default", again))
     for scorer, model in (("clip", CLIP_DEFAULT), ("qwen2-vl", QWEN2_VL_DEFAULT)):
         found = "in the cache" if _cached(model) else None
         findings.append(Finding(model, found, f"--scorer {scorer} without internet", f"hf download {model}"))
     return findings
+
+
+def _shipped() -> str | None:
+    """What the weights in the package are, read without torch; None where they are missing or damaged."""
+    try:
+        with safe_open(SHIPPED, framework="numpy") as file:
+            numbers = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no dict
+        return f"{SHIPPED.stat().st_size / 1e6:.1f} MB, {numbers:,} parameters, revision {revision_of(SHIPPED)}"
+    except (OSError, SafetensorError):
+        return None
 
 
 def _cached(model: str) -> bool:

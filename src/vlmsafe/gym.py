@@ -9,6 +9,7 @@ return is never lost. Unlike `vlmsafe train`, a wrapper has to score inside the 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat
@@ -22,6 +23,7 @@ from vlmsafe.envs.api import as_frame
 from vlmsafe.errors import InputError
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.gate import GATES, AnyGate
+from vlmsafe.signals.moments import Moments
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers import Precision, Rule, Scorer, make_scorer
@@ -42,9 +44,9 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
     def __init__(
         self,
         env: gymnasium.Env[Any, Any],
-        scorer: Scorer | str = "clip",
+        scorer: Scorer | str = "embedded",
         prompts: PromptSet | str | Path | None = None,
-        gate: AnyGate | Literal["off", "prior-symmetric", "probability"] = "prior-symmetric",
+        gate: AnyGate | Literal["auto", "off", "prior-symmetric", "probability"] = "auto",
         every: int = 4,
         *,
         reward_weight: float = 0.1,
@@ -53,7 +55,10 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         precision: Precision = "float32",
         seed: int = 0,
     ) -> None:
-        """`scorer` and `prompts` are names as on the command line, or objects; `seed` is for scorers that draw."""
+        """`scorer` and `prompts` are names as on the command line, or objects; `seed` is for scorers that draw.
+
+        The gate "auto" is prior-symmetric; for the scorer "embedded" it is off until `calibrate` sets it.
+        """
         RecordConstructorArgs.__init__(
             self, scorer=scorer, prompts=prompts, gate=gate, every=every, reward_weight=reward_weight, rule=rule,
             device=device, precision=precision, seed=seed,
@@ -63,16 +68,18 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             raise InputError(f"every is {every}; it must be a whole number of at least 1")
         if not (math.isfinite(reward_weight) and reward_weight >= 0.0):
             raise InputError(f"reward_weight is {reward_weight}; it must be finite and 0 or greater")
-        if gate not in GATES and not isinstance(gate, AnyGate):
+        if gate not in ("auto", *GATES) and not isinstance(gate, AnyGate):
             raise InputError(
-                f"gate is {gate!r}; expected {', '.join(GATES)}, or a Gate; for a calibrated one call calibrate()"
+                f"gate is {gate!r}; expected {', '.join(GATES)}, auto, or a Gate; for a calibrated one call calibrate()"
             )
         if not isinstance(scorer, Scorer | str):
             raise InputError(f"scorer is {scorer!r}; expected a scorer's name or a Scorer")
-        self.gate: AnyGate = GATES[gate] if isinstance(gate, str) else gate
         self.every, self.reward_weight, self.rule = every, reward_weight, rule
         self.scorer = scorer if isinstance(scorer, Scorer) else self._load(scorer, prompts, device, precision, seed)
         check_scorer(self.scorer)
+        self.gate: AnyGate = _gate(gate, self.scorer) if isinstance(gate, str) else gate
+        for note in self.scorer.notes():
+            warnings.warn(note, stacklevel=2)
         if rule not in self.scorer.rules:
             raise InputError(f"this scorer cannot be used with the rule '{rule}'; it gives {self.scorer.rules}")
         if self.scorer.looks_at == "hazard" and not env.has_wrapper_attr("hazard"):
@@ -83,6 +90,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
                 "gymnasium.make(..., render_mode='rgb_array')"
             )
         self._dice = np.random.default_rng((seed, 1))
+        self._moments = Moments(self._frame, self.scorer.frames, every)
         self._begin_episode()
 
     def _load(
@@ -106,13 +114,13 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, env_reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
-        scored = due(self._steps, self.every)
-        if scored:
-            self._refresh(self._look(observation))
+        inputs = self._look(observation, self._steps)
+        if inputs is not None:
+            self._refresh(inputs)
         reward = float(env_reward)
         bonus = self.reward_weight * self._now["kappa"] * self._now["positive_score"]
-        self._count(reward, bonus, scored)
-        info = {**info, **self._now, "env_reward": reward, "bonus": bonus, "scored": scored}
+        self._count(reward, bonus, inputs is not None)
+        info = {**info, **self._now, "env_reward": reward, "bonus": bonus, "scored": inputs is not None}
         if terminated or truncated:
             info["signal_episode"] = self._episode()
         return observation, reward + bonus, terminated, truncated, info
@@ -134,8 +142,8 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             while not finished and (len(parts) - before < per_episode or episodes == 1):
                 observation, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
                 step, finished = step + 1, bool(terminated or truncated)
-                if due(step, self.every):
-                    parts.append(self._score(self._look(observation)))
+                if (inputs := self._look(observation, step)) is not None:
+                    parts.append(self._score(inputs))
             episode_count += len(parts) > before
             barren = 0 if len(parts) > before else barren + 1
             if barren == 20:
@@ -144,11 +152,14 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         self.gate = calibration.gate
         return calibration
 
-    def _look(self, observation: Any) -> NDArray[Any]:
-        """A batch of one of whatever the scorer looks at."""
+    def _look(self, observation: Any, step: int) -> NDArray[Any] | None:
+        """A batch of one of whatever the scorer looks at after a step that is scored, None after others."""
         looks_at = self.scorer.looks_at
         if looks_at == "frame":
-            return self._frame()[None]
+            moment = self._moments.after(step)
+            return None if moment is None else moment[None]
+        if not due(step, self.every):
+            return None
         if looks_at == "observation":
             flat = gymnasium.spaces.utils.flatten(self.env.observation_space, observation)
             return np.asarray(flat, np.float32)[None]
@@ -196,6 +207,13 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             "negative_score": sums["negative_score"] / self._steps,
             "kappa": sums["kappa"] / sums["scored"] if sums["scored"] else None,
         }
+
+
+def _gate(name: str, scorer: Scorer) -> AnyGate:
+    """A gate by name; a wrapper cannot calibrate by itself, because that takes episodes which nobody asked for."""
+    if name != "auto":
+        return GATES[name]
+    return GATES["off" if scorer.calibrated else "prior-symmetric"]
 
 
 def _frame_of(env: gymnasium.Env[Any, Any]) -> Callable[[], Any] | None:

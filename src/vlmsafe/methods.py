@@ -3,6 +3,9 @@
 A method is a composition of five choices: the learner, the signal and its scoring rule, the gate, the term in the
 multiplier, and the run settings that tell published arms apart (passes, lambda_0, how often a frame is scored). Two
 methods that are compared should differ in exactly what the comparison names; `differences` says what they differ in.
+
+Where the paper's arm has CLIP, the default scorer is `embedded`, which needs no download. `--scorer clip` gives the
+paper's arm, its gate included: 'auto' is prior-symmetric with CLIP and calibrated with `embedded`.
 """
 
 from __future__ import annotations
@@ -58,10 +61,10 @@ _CPO = LearnerConfig(
     critic_lr=1e-3,
 )
 
-_DECOUPLED = SignalConfig(scorer="clip", rule="decoupled", reward_weight=0.1)
+_DECOUPLED = SignalConfig(scorer="embedded", rule="decoupled", reward_weight=0.1)
 _COUPLED = replace(_DECOUPLED, rule="coupled")
 _CLG = replace(_DECOUPLED, rule="clg")
-_CONF = replace(_DECOUPLED, gate="prior-symmetric")
+_CONF = replace(_DECOUPLED, gate="auto")
 
 METHODS: dict[str, Method] = {
     method.name: method

@@ -441,7 +441,7 @@ def test_the_hazard_grows_towards_a_cost_and_is_one_while_it_lasts(make: MakeEnv
         costs.append(info["cost"])
         if costs[-1] and not any(costs[:-1]):
             assert info[event]
-            assert env._approach() > 0.95, "as the cars and the lines lie, whatever the cost says"
+            assert env._surroundings().hazard.max() > 0.95, "as the cars and the lines lie, whatever the cost says"
     first = costs.index(1.0)
     assert hazards[first - 1] > 0.7
     assert np.mean(hazards[first - 5 : first]) > np.mean(hazards[first - 10 : first - 5]) + 0.1
@@ -468,7 +468,7 @@ def test_a_solid_line_is_as_hazardous_as_it_is_near_and_approached(make: MakeEnv
             car.set_velocity(10.0 * car.heading + speed * outwards)
             assert env.hazard() == pytest.approx(math.exp(-gap / (0.25 + closing)), rel=2e-3)
     car.set_position(lane.position(20.0, side * 1.0))
-    assert env._approach() == 1.0, "it stands on the line"
+    assert env._surroundings().hazard.max() == 1.0, "it stands on the line"
 
 
 def test_in_the_middle_of_the_road_a_line_is_as_good_as_no_hazard(make: MakeEnv) -> None:
@@ -516,6 +516,42 @@ def test_a_car_ahead_is_as_hazardous_as_it_is_near_and_approached(make: MakeEnv,
     assert env.hazard() == pytest.approx(math.exp(-wide / (0.25 + 10.0 + closing)), rel=0.02)
 
 
+def test_facts_say_where_the_car_is_in_its_lane_and_what_is_ahead(make: MakeEnv) -> None:
+    env = make()
+    env.reset(seed=CRASH, options={"traffic_seed": 1})
+    ego = env._simulator.agent
+    lane = ego.navigation.current_ref_lanes[1]
+    other, *rest = env._simulator.engine.traffic_manager.spawned_objects.values()
+    for index, car in enumerate(rest):
+        car.set_position((1000.0 + 20.0 * index, 1000.0))
+    along = lane.heading_theta_at(40.0)
+    other.set_heading_theta(along)
+    other.set_position(lane.position(40.0, 0.5))
+    other.set_velocity(0.0 * other.heading)
+    ego.set_heading_theta(along + 0.2)
+    ego.set_position(lane.position(40.0 - 12.0 - (ego.LENGTH + other.LENGTH) / 2, 0.5))
+    ego.set_velocity(8.0 * lane.heading_at(40.0) if hasattr(lane, "heading_at") else 8.0 * other.heading)
+    facts = env.facts()
+    assert facts["lane_offset"] == pytest.approx(0.5 / (lane.width / 2), abs=1e-3)
+    assert facts["heading_error"] == pytest.approx(0.2, abs=1e-3)
+    assert facts["pace"] == pytest.approx(0.8, abs=0.01)
+    assert facts["ahead_gap"] == facts["vehicle_gap"] == pytest.approx(12.0, abs=0.5)
+    assert facts["closing_speed"] == pytest.approx(8.0, abs=0.3)
+    assert (facts["hit"], facts["off_road"]) == (0.0, 0.0)
+    assert env.hazard() == max(facts["edge_hazard"], facts["vehicle_hazard"])
+
+
+def test_the_expert_gets_on_without_cost_on_an_empty_road(make: MakeEnv) -> None:
+    env = make(EMPTY)
+    env.reset(seed=0)
+    expert, costs = env.expert(), []
+    for _ in range(150):
+        *_, info = env.step(expert())
+        costs.append(info["cost"])
+    assert sum(costs) == 0.0
+    assert env.progress()["route_completion"] > 0.2
+
+
 def test_the_hazard_takes_well_under_a_millisecond(make: MakeEnv) -> None:
     """Of processor time: how long it is waited for depends on what else runs."""
     env = make(env_spec("metadrive-hard"))
@@ -527,7 +563,7 @@ def test_the_hazard_takes_well_under_a_millisecond(make: MakeEnv) -> None:
     for _ in range(5):
         before = time.process_time()
         for _ in range(100):
-            env._approach()
+            env._surroundings()
         batches.append((time.process_time() - before) / 100)
     assert min(batches) < 1e-3
 

@@ -34,6 +34,15 @@ class FrameScorer(Scorer):
         return (0.25 + 0.05 * np.tanh(means @ self._weights)).astype(np.float32)
 
 
+class MotionScorer(FrameScorer):
+    """Judges two frames, and the earlier one otherwise than the later."""
+
+    frames = 2
+
+    def _one(self, frame: np.ndarray) -> np.ndarray:
+        return 0.7 * super()._one(frame[..., 3:]) - 0.3 * super()._one(frame[..., :3])
+
+
 class FailingScorer(FrameScorer):
     """Raises on its third batch, as a GPU that runs out of memory does."""
 

@@ -41,6 +41,21 @@ def test_deferred_and_in_step_scoring_give_the_same_run_bit_for_bit(tmp_path, ev
     assert_equal_runs(*runs)
 
 
+@pytest.mark.parametrize("every", [1, 3, 4])
+def test_a_scorer_of_two_frames_gives_the_same_run_deferred_and_in_step_and_resumed(tmp_path, every):
+    signal = {**SIGNAL, "scorer": "python:frame_scorer:MotionScorer", "every": every, "batch": 5}
+    deferred, in_step, cut = (
+        train(**SMALL, num_envs=2, run_dir=str(tmp_path / name), signal={**signal, "scoring": scoring})
+        for name, scoring in (("a", "deferred"), ("b", "in-step"), ("c", "deferred"))
+    )
+    assert_equal_runs(deferred, in_step)
+    path_of(cut.checkpoints, cut.config.epochs).unlink()
+    assert_equal_runs(deferred, resume(cut.path, quiet=True))
+    still = {**SIGNAL, "every": every, "batch": 5}
+    other = train(**SMALL, num_envs=2, run_dir=str(tmp_path / "d"), signal=still)
+    assert other.rows("epochs")[0]["negative_score"] != deferred.rows("epochs")[0]["negative_score"]
+
+
 def test_episodes_of_any_length_are_scored_alike(tmp_path, monkeypatch):
     """Episodes that end at random steps, so that every phase of the k-cycle occurs at their end."""
     from pathlib import Path

@@ -76,7 +76,7 @@ class Learner(abc.ABC):
         self.critics = type(self).critics + more_critics
         self.shape = Shape(observation, config.hidden, action, self.critics)
         self.networks = Stack(self.shape)
-        self.networks.initialise(rng)
+        self.networks.initialise(rng, config.initial_std)
         self._gradient = Stack(self.shape)
         # Temporaries of this size would come from the system afresh, page by page, at every minibatch.
         self._scratch = np.empty_like(self.networks.block[POLICY + 1 :])

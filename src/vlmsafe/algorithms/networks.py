@@ -76,8 +76,8 @@ class Stack:
         """The policy's log standard deviation, one per action."""
         return self.block[POLICY, self._log_std_at :]
 
-    def initialise(self, rng: np.random.Generator) -> None:
-        """Weights and biases uniform within 1/sqrt(inputs), log standard deviation zero.
+    def initialise(self, rng: np.random.Generator, std: float = 1.0) -> None:
+        """Weights and biases uniform within 1/sqrt(inputs), the policy's standard deviation as given.
 
         One network after another, so that a policy does not depend on how many critics it has: methods that differ
         in nothing else start, and on an environment without cost stay, equal.
@@ -89,7 +89,7 @@ class Stack:
                 bias[row] = rng.uniform(-bound, bound, bias[row].shape)
         self.weights[-1][1:, 1:] = 0.0  # the surplus outputs of the critics
         self.biases[-1][1:, :, 1:] = 0.0
-        self.log_std[:] = 0.0
+        self.log_std[:] = np.log(std)
 
     def policy(self) -> Policy:
         """A copy of the policy for the workers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +73,21 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
         """
         raise no_hazard(type(self).__name__)
 
+    def expert(self) -> Callable[[], NDArray[np.float64]] | None:
+        """A scripted driver for the episode under way, where there is one: what it would do now, in [-1, 1] per action.
+
+        It may read anything in the simulator. Recordings and demonstrations use it, no learner does.
+        """
+        return None
+
+    def facts(self) -> Mapping[str, float]:
+        """Privileged measures of the current state by name: what a caption of its frame may speak of.
+
+        `vlmsafe.embedded.facts` lists the names; an environment gives those that mean something in it. Like `hazard`
+        it looks and changes nothing.
+        """
+        return {}
+
 
 def as_frame(image: Any, source: str) -> Frame:
     """What `source` rendered, which must be a frame."""
@@ -110,6 +125,8 @@ class EnvSpec:
     """Scenarios training draws from."""
     held_out: Scenarios
     """Scenarios training never sees."""
+    step_seconds: float = 0.1
+    """Simulated time per step."""
     fresh_process: bool = False
     """Whether an episode depends on what ran before it in the same process, so that exact repeats need a new one."""
     seeds_honoured: bool = True

@@ -17,7 +17,7 @@ leaves no gradient, and noise keeps the deviation of the advantages, by which le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -87,6 +87,18 @@ class Braking(Env):
     def progress(self) -> Mapping[str, float]:
         """The distance covered in metres."""
         return {"distance": self._distance}
+
+    def expert(self) -> Callable[[], NDArray[np.float64]]:
+        """Keeps to the best speed, and brakes for each bump at the last moment."""
+
+        def act() -> NDArray[np.float64]:
+            distance = (self._speed**2 - _FREE_SPEED**2) / (2 * _ACCELERATION) + 2 * self._speed * _STEP
+            return np.array([-1.0 if distance >= self._gap else np.clip(_BEST_SPEED - self._speed, -1.0, 1.0)])
+
+        return act
+
+    def facts(self) -> Mapping[str, float]:
+        return {"hazard": self.hazard(), "pace": self._speed / _BEST_SPEED, "bump_gap": self._gap}
 
     def hazard(self) -> float:
         """How near the next bump is for a car as fast as this one.

@@ -18,7 +18,8 @@ import importlib
 import logging
 import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from metadrive.manager.traffic_manager import PGTrafficManager
 
 # Imported from MetaDrive, pygame does not print its greeting.
 from metadrive.obs.top_down_obs_impl import LaneGraphics, WorldSurface, pygame
+from metadrive.policy.idm_policy import IDMPolicy
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
@@ -63,6 +65,8 @@ _TRAFFIC_COLOURS = ["#0173b2", "#de8f05", "#d55e00", "#cc78bc", "#ca9161", "#fba
 _REACH = 0.25  # metres
 _SECONDS = 1.0
 _SIGHT = 60.0  # metres; a gap this wide that closes at 20 m/s would give 0.05
+_USUAL_SPEED = 10.0  # m/s
+_AHEAD = 0.9  # cosine between straight ahead and the way to a car that counts as ahead
 _LINE_HALF_WIDTH = PGDrivableAreaProperty.LANE_LINE_WIDTH / 4  # the simulator's own, for contact
 
 
@@ -111,7 +115,7 @@ class MetaDrive(Env):
     _simulator: Any = None
     _roads: Any = None  # drawn at an episode's first frame
     _lines: _Lines | None = None  # read at an episode's first hazard
-    _costly: bool = False  # whether the last step cost
+    _events: Mapping[str, bool] = MappingProxyType({})  # what went wrong in the last step
 
     def __init__(self, spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> None:
         self._config = {
@@ -160,7 +164,7 @@ class MetaDrive(Env):
             raise InputError("a traffic seed was given, but without randomisation the scenario fixes the traffic")
         if self._simulator is None or (self._used and self.isolate):
             self._start()
-        self._used, self._roads, self._lines, self._costly = True, None, None, False
+        self._used, self._roads, self._lines, self._events = True, None, None, {}
         self._simulator.engine.traffic_manager.traffic_seed = info.get("traffic_seed")
         observation, _ = self._simulator.reset(seed=scenario)
         return observation, info
@@ -169,9 +173,9 @@ class MetaDrive(Env):
         # Python floats, because the simulator computes with what it gets: float32 actions would be rounded otherwise.
         steering, acceleration = (float(value) for value in action)
         observation, reward, terminated, truncated, info = self._simulator.step([steering, acceleration])
-        plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"])}
-        plain |= {event: bool(info[event]) for event in ("crash_vehicle", "out_of_road")}
-        self._costly = plain["cost"] > 0.0
+        events = {event: bool(info[event]) for event in ("crash_vehicle", "out_of_road")}
+        plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"]), **events}
+        self._events = {**events, "cost": plain["cost"] > 0.0}
         return observation, float(reward), bool(terminated), bool(truncated), plain
 
     def progress(self) -> Mapping[str, float]:
@@ -225,9 +229,36 @@ class MetaDrive(Env):
         Solid lines run along both edges of every road, so whoever leaves it touches one first. Of all of them the
         nearest counts: a line farther ahead is approached at full speed by everyone who drives beside it.
         """
-        return 1.0 if self._costly else self._approach()
+        return 1.0 if self._events.get("cost", False) else float(self._surroundings().hazard.max())
 
-    def _approach(self) -> float:
+    def facts(self) -> Mapping[str, float]:
+        """Place in the lane, heading, speed, gaps, what is being touched, and how near lines and cars are."""
+        ego, around = self._simulator.agent, self._surroundings()
+        along, across = ego.lane.local_coordinates(ego.position)
+        turn = ego.heading_theta - ego.lane.heading_theta_at(along)
+        ahead = around.directions[1:, 0] > _AHEAD
+        nearest = int(np.where(ahead, around.gaps[1:], np.inf).argmin()) if ahead.any() else None
+        return {
+            "hit": float(self._events.get("crash_vehicle", False)),
+            "off_road": float(self._events.get("out_of_road", False)),
+            "pace": float(ego.speed) / _USUAL_SPEED,
+            "lane_offset": abs(float(across)) / (ego.lane.width_at(along) / 2),
+            "heading_error": abs((turn + math.pi) % (2 * math.pi) - math.pi),
+            "edge_gap": float(around.gaps[0]),
+            "vehicle_gap": float(around.gaps[1:].min(initial=_SIGHT)),
+            "ahead_gap": _SIGHT if nearest is None else float(around.gaps[1 + nearest]),
+            "closing_speed": 0.0 if nearest is None else float(around.speeds[1 + nearest]),
+            "edge_hazard": float(around.hazard[0]),
+            "vehicle_hazard": float(around.hazard[1:].max(initial=0.0)),
+        }
+
+    def expert(self) -> Callable[[], NDArray[np.float64]]:
+        """MetaDrive's own driver of traffic cars: keeps its lane and its distance, and changes lanes to get on."""
+        driver = IDMPolicy(self._simulator.agent, 0)
+        return lambda: np.array(driver.act(), np.float64)
+
+    def _surroundings(self) -> _Surroundings:
+        """The nearest solid line and every car in sight."""
         ego = self._simulator.agent
         if self._lines is None:
             self._lines = _solid_lines(self._simulator.current_map)
@@ -255,11 +286,7 @@ class MetaDrive(Env):
         nearest = np.array([gaps[: len(starts)].argmin(), *gaps[len(starts) :].reshape(-1, 4).argmin(axis=1)])
         nearest[1:] += len(starts) + 4 * np.arange(len(cars))
         closing = (velocity - np.array([(0.0, 0.0), *(car.velocity for car in cars)])) @ to_ego.T
-        speeds = (directions[nearest] * closing).sum(axis=1)
-        return max(
-            hazard_of(gap, speed, reach=_REACH, seconds=_SECONDS)
-            for gap, speed in zip(gaps[nearest].tolist(), speeds.tolist(), strict=True)
-        )
+        return _Surroundings(gaps[nearest], directions[nearest], (directions[nearest] * closing).sum(axis=1))
 
     def close(self) -> None:
         # MetaDrive closes whichever engine the process has, so closing twice could close another environment's.
@@ -273,6 +300,21 @@ def _axes(heading: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Unit vectors along a heading and to its left."""
     cos, sin = math.cos(heading), math.sin(heading)
     return np.array([cos, sin]), np.array([-sin, cos])
+
+
+class _Surroundings(NamedTuple):
+    """What is near the agent's car, the nearest line first and then cars; in its own coordinates, ahead first."""
+
+    gaps: NDArray[np.float64]
+    directions: NDArray[np.float64]
+    """Unit vectors from the agent's car."""
+    speeds: NDArray[np.float64]
+    """At which each gap closes."""
+
+    @property
+    def hazard(self) -> NDArray[np.float64]:
+        pairs = zip(self.gaps.tolist(), self.speeds.tolist(), strict=True)
+        return np.array([hazard_of(gap, speed, reach=_REACH, seconds=_SECONDS) for gap, speed in pairs])
 
 
 class _Lines(NamedTuple):

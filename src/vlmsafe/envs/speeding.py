@@ -89,6 +89,9 @@ class Speeding(Env):
     def progress(self) -> Mapping[str, float]:
         return {"distance": self._distance}
 
+    def facts(self) -> Mapping[str, float]:
+        return {"hazard": self.hazard(), "risk": self._risk - _LEAST_RISK}
+
     def hazard(self) -> float:
         """The last step's cost as a share of the largest there is.
 

@@ -16,6 +16,7 @@ from vlmsafe.algorithms.rollout import Rollout
 from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.envs.stream import Sender
 from vlmsafe.errors import EnvironmentFailure
+from vlmsafe.signals.moments import Moments
 from vlmsafe.signals.scorers.api import Inputs, Look
 from vlmsafe.signals.shaping import due
 
@@ -73,6 +74,8 @@ class Watch:
     looks_at: Look
     every: int
     """k_clip."""
+    frames: int = 1
+    """How many frames of a moment, where it looks at frames."""
 
 
 class Acting(Protocol):
@@ -112,24 +115,29 @@ class CollectTask:
         return collect(env, self, tick, sender)
 
 
-class _Watcher:
+class Watcher:
     """Takes down what a scorer will look at."""
 
     def __init__(self, env: Env, watch: Watch | None, seed: tuple[int, ...], sender: Sender | None) -> None:
         assert (sender is not None) == (watch is not None and watch.looks_at == "frame")
         self._env, self._watch, self._sender = env, watch, sender
+        self._moments = Moments(env.frame, watch.frames, watch.every) if watch is not None else None
         # Dice of its own: with and without noise, the policy draws the same actions.
         self._dice = np.random.default_rng((*seed, 1))
         self._seen: list[Any] = []
 
     def after(self, step: int, raw: Array) -> bool:
         """Whether the state after the `step`-th step of an episode is looked at; if so, it has been."""
-        if self._watch is None or not due(step, self._watch.every):
+        if self._watch is None or self._moments is None:
+            return False
+        if self._sender is not None:
+            if (moment := self._moments.after(step)) is not None:
+                self._sender.put(moment)
+            return moment is not None
+        if not due(step, self._watch.every):
             return False
         looks_at = self._watch.looks_at
-        if self._sender is not None:
-            self._sender.put(self._env.frame())
-        elif looks_at == "observation":
+        if looks_at == "observation":
             self._seen.append(raw)
         elif looks_at == "hazard":
             self._seen.append(self._env.hazard())
@@ -221,7 +229,7 @@ def collect(
     to_env = ActionMap.to(env.action_space)
     seen = Normaliser.empty(sizes.observation)
     running = task.normaliser.copy() if task.normaliser is not None else None
-    watcher = _Watcher(env, task.watch, task.seed, sender)
+    watcher = Watcher(env, task.watch, task.seed, sender)
 
     def see(observation: Array) -> Array:
         """Statistics first, then the standardised observation, as the networks expect it."""

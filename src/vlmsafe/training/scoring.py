@@ -7,12 +7,13 @@ those of scoring inside the step (`--scoring in-step`, where the worker waits fo
 
 from __future__ import annotations
 
+import abc
 import functools
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from vlmsafe.envs.stream import Frames, Stream
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.gate import GATES, AnyGate
+from vlmsafe.signals.moments import stacked
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers import Scorer, known_rules, make_scorer, parse_scorer
@@ -76,22 +78,29 @@ def _check_rule(config: TrainConfig, rules: tuple[str, ...]) -> None:
         )
 
 
-class Scoring:
-    """A scorer with its rule and gate. Reads the frames of a pool's tasks; use it as a context."""
+def score_named(scorer: Scorer, name: str, inputs: NDArray[np.generic]) -> Similarities:
+    """The scorer's similarities, with whatever it raises as an error that names it."""
+    try:
+        return score_checked(scorer, inputs)
+    except VlmsafeError:
+        raise
+    except (Exception, SystemExit) as error:
+        text = " ".join(str(error).split()) or "no message"
+        raise ScorerFailure(
+            f"the scorer '{name}' raised {type(error).__name__}: {text}", traceback.format_exc()
+        ) from error
 
-    def __init__(self, scorer: Scorer, config: SignalConfig, dimensions: Dimensions) -> None:
-        self.scorer, self.config = scorer, config
-        self.calibration: Calibration | None = None
-        self.watch = Watch(scorer.looks_at, config.every)
-        self.stream: Stream | None = None
-        if scorer.looks_at == "frame":
-            assert dimensions.frame is not None
-            in_step = config.scoring == "in-step"
-            self.stream = Stream(dimensions.frame, block=1 if in_step else config.batch, wait=in_step)
+
+class FrameScoring(abc.ABC):
+    """Scores the frames of a pool's tasks, as its `vlmsafe.envs.stream.Reader`. Use it as a context."""
+
+    def __init__(self) -> None:
         self._failure: VlmsafeError | None = None
         self._blocks: dict[int, list[Future[Similarities]]] = {}
 
-    # Reading frames, as `vlmsafe.envs.stream.Reader`.
+    @abc.abstractmethod
+    def score(self, inputs: NDArray[np.generic], /) -> Similarities:
+        """The similarities of one block of frames; called by the scoring thread."""
 
     def begin(self, task: int) -> None:
         self._blocks[task] = []
@@ -110,17 +119,36 @@ class Scoring:
         finally:
             give_back()
 
+    def results(self, task: int) -> list[Similarities]:
+        """Of each block of a task, in order; waits for those still being scored and forgets them."""
+        return [block.result() for block in self._blocks.pop(task)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for blocks in self._blocks.values():
+            for block in blocks:
+                block.cancel()
+
+
+class Scoring(FrameScoring):
+    """A run's scorer with its rule and gate."""
+
+    def __init__(self, scorer: Scorer, config: SignalConfig, dimensions: Dimensions) -> None:
+        super().__init__()
+        self.scorer, self.config = scorer, config
+        self.calibration: Calibration | None = None
+        self.watch = Watch(scorer.looks_at, config.every, scorer.frames)
+        self.stream: Stream | None = None
+        if scorer.looks_at == "frame":
+            assert dimensions.frame is not None
+            in_step = config.scoring == "in-step"
+            moment = stacked(dimensions.frame, scorer.frames)
+            self.stream = Stream(moment, block=1 if in_step else config.batch, wait=in_step)
+
     def score(self, inputs: NDArray[np.generic]) -> Similarities:
-        """The scorer's similarities, with whatever it raises as an error that names it."""
-        try:
-            return score_checked(self.scorer, inputs)
-        except VlmsafeError:
-            raise
-        except (Exception, SystemExit) as error:
-            text = " ".join(str(error).split()) or "no message"
-            raise ScorerFailure(
-                f"the scorer '{self.config.scorer}' raised {type(error).__name__}: {text}", traceback.format_exc()
-            ) from error
+        return score_named(self.scorer, self.config.scorer, inputs)
 
     # What the epoch looked like.
 
@@ -128,8 +156,7 @@ class Scoring:
         """Of each worker's scored steps. A scorer that learns sees the workers one after another."""
         if self.stream is None:
             return [self.score(share.inputs) if len(share.inputs) else self._none() for share in shares]
-        blocks = [self._blocks.pop(task) for task in range(len(shares))]
-        return [np.concatenate([block.result() for block in task] or [self._none()]) for task in blocks]
+        return [np.concatenate(self.results(task) or [self._none()]) for task in range(len(shares))]
 
     def read(self, shares: Sequence[Share]) -> Scores:
         """The scores of all scored steps, in the order of the workers."""
@@ -198,11 +225,3 @@ class Scoring:
 
     def _none(self) -> Similarities:
         return np.empty((0, sum(self.scorer.groups)), np.float32)
-
-    def __enter__(self) -> Scoring:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        for blocks in self._blocks.values():
-            for block in blocks:
-                block.cancel()

@@ -1,5 +1,6 @@
 """Scorers by name. A model and its libraries are imported only when one is asked for.
 
+embedded                        the small model that ships in the package; embedded:<file> is one of your own making
 clip:<model id or folder>       any CLIP or SigLIP checkpoint; clip alone is the paper's ViT-B/32
 qwen2-vl:<model id or folder>   yes/no probabilities; qwen2-vl alone is the paper's 7B model
 rnd                             novelty of the observation
@@ -31,6 +32,7 @@ QWEN2_VL_DEFAULT = "Qwen/Qwen2-VL-7B-Instruct"
 
 # What may follow the colon, and what stands for it where nothing does; None: nothing may follow.
 _ARGUMENTS: dict[str, tuple[str, str | None] | None] = {
+    "embedded": ("<file>", ""),
     "clip": ("<model id or folder>", CLIP_DEFAULT),
     "qwen2-vl": ("<model id or folder>", QWEN2_VL_DEFAULT),
     "rnd": None,
@@ -53,8 +55,8 @@ class ScorerName:
 
     @property
     def is_model(self) -> bool:
-        """Whether it is a vision-language model, by its name on the hub or its folder; it needs prompts."""
-        return self.kind in ("clip", "qwen2-vl")
+        """Whether it is a model that compares frames with text; it needs prompts."""
+        return self.kind in ("embedded", "clip", "qwen2-vl")
 
     @property
     def reads(self) -> bool:
@@ -63,10 +65,17 @@ class ScorerName:
 
     @property
     def absolute(self) -> ScorerName:
-        """The same scorer with a model's folder, if that is what is named, in full: a run may be resumed elsewhere."""
+        """The same scorer with a model's file or folder, if one is named, in full: a run may be resumed elsewhere."""
+        if self.kind == "embedded" and self.argument:
+            return ScorerName(self.kind, os.path.abspath(os.path.expanduser(self.argument)))
         if self.is_model and os.path.isdir(self.argument):
             return ScorerName(self.kind, os.path.abspath(self.argument))
         return self
+
+    @property
+    def gate(self) -> Literal["prior-symmetric", "calibrated"]:
+        """What the gate 'auto' is; the prior-symmetric one was chosen for CLIP's margins, and `embedded` has others."""
+        return "calibrated" if self.kind == "embedded" else "prior-symmetric"
 
     @property
     def large(self) -> bool:
@@ -92,6 +101,10 @@ def parse_scorer(text: str) -> ScorerName:
 
 def known_rules(name: ScorerName) -> tuple[Rule, ...] | None:
     """The rules of a scorer, as far as they can be told before it is loaded."""
+    if name.kind == "embedded":
+        from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
+
+        return EmbeddedScorer.rules
     if name.kind == "clip":
         from vlmsafe.signals.scorers.clip import ClipScorer
 
@@ -122,6 +135,12 @@ def make_scorer(
         if name.is_model:
             raise InputError(f"the scorer '{name}' compares frames with prompts; pass a prompt set's name or a file")
         prompts = PromptSet(("positive",), ("negative",))  # for the columns of one that compares with no text
+    if compile and name.is_model and name.kind != "clip":
+        raise InputError(f"compile is for the scorer 'clip'; drop it for '{name.kind}'")
+    if name.kind == "embedded":
+        from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
+
+        return EmbeddedScorer.load(name.argument, prompts, device=device, precision=precision, batch=batch)
     if name.kind == "clip":
         from vlmsafe.signals.scorers.clip import ClipScorer
 
@@ -129,8 +148,6 @@ def make_scorer(
     if name.kind == "qwen2-vl":
         from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
 
-        if compile:
-            raise InputError("compile is for the scorer 'clip'; drop it for 'qwen2-vl'")
         return Qwen2VLScorer.load(name.argument, prompts, device=device, precision=precision, batch=batch)
     if name.kind == "rnd":
         from vlmsafe.signals.scorers.rnd import RndScorer

@@ -29,6 +29,10 @@ class Scorer(abc.ABC):
     bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     """What its similarities lie between: cosines by default, (0, 1) for probabilities."""
 
+    calibrated: ClassVar[bool] = False
+    """Whether its margins need a gate that was calibrated on them; otherwise the prior-symmetric one serves."""
+    frames: int = 1
+    """How many frames of a moment it wants, where it looks at frames, see `vlmsafe.signals.moments`."""
     groups: tuple[int, int]
     """How many of the columns belong to positive and to negative prompts."""
 
@@ -36,13 +40,17 @@ class Scorer(abc.ABC):
     def score(self, inputs: Inputs) -> Similarities:
         """[N, ...] -> [N, positive + negative].
 
-        Inputs are uint8 frames [N, height, width, 3], float32 observations [N, D], hazards [N] or dice [N, 2]. Never
-        called by two threads at a time.
+        Inputs are uint8 frames [N, height, width, 3], or [N, height, width, 3 frames] with the oldest first, float32
+        observations [N, D], hazards [N] or dice [N, 2]. Never called by two threads at a time.
         """
 
     def describe(self) -> dict[str, Any]:
         """What a reader of the run wants to know: model, revision, device, precision. Plain values."""
         return {}
+
+    def notes(self) -> list[str]:
+        """What the user should be told once, before anything is scored."""
+        return []
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Whatever scoring changes, as named arrays; empty for a scorer that does not learn."""
@@ -67,9 +75,21 @@ def check_scorer(scorer: Scorer) -> None:
             f"the scorer {name} has the groups {groups!r}; expected how many columns are positive and negative, "
             "such as (4, 4)"
         )
+    if not isinstance(scorer.frames, int) or scorer.frames < 1:
+        raise InputError(f"the scorer {name} wants {scorer.frames!r} frames of a moment; expected a number from 1 on")
     if looks_at == "frame" and scorer.state():
         # Blocks of several workers reach it in the order in which they come; what it learnt would depend on timing.
         raise InputError(f"the scorer {name} looks at frames and learns; only a scorer of observations may")
+
+
+def check_frames(inputs: Any, frames: int = 1) -> None:
+    """Refuse what is no batch of frames: a model would resize almost anything, and score it."""
+    channels = 3 * frames
+    if not isinstance(inputs, np.ndarray) or inputs.dtype != np.uint8 or inputs.shape[3:] != (channels,):
+        came = f"{inputs.dtype} {list(inputs.shape)}" if isinstance(inputs, np.ndarray) else type(inputs).__name__
+        raise InputError(f"expected frames as a uint8 array [N, height, width, {channels}], got {came}")
+    if 0 in inputs.shape[1:3]:
+        raise InputError(f"frames have no pixels: their shape is {list(inputs.shape[1:])}")
 
 
 def score_checked(scorer: Scorer, inputs: Inputs) -> Similarities:

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vlmsafe.errors import InputError, MissingDependencyError
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
-from vlmsafe.signals.scorers.hub import find, find_device, find_file, first_line, in_one_line, quiet, revision_of
+from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames
+from vlmsafe.signals.scorers.device import find_device
+from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, revision_of
 from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
 
 if TYPE_CHECKING:
@@ -126,11 +127,7 @@ class ClipScorer(Scorer):
 
     def score(self, inputs: Inputs) -> Similarities:
         """Frames uint8 [N, height, width, 3] to similarities [N, P + Q]."""
-        if not isinstance(inputs, np.ndarray) or inputs.dtype != np.uint8 or inputs.ndim != 4 or inputs.shape[3] != 3:
-            came = f"{inputs.dtype} {list(inputs.shape)}" if isinstance(inputs, np.ndarray) else type(inputs).__name__
-            raise InputError(f"expected frames as a uint8 array [N, height, width, 3], got {came}")
-        if 0 in inputs.shape[1:3]:
-            raise InputError(f"frames have no pixels: their shape is {list(inputs.shape[1:])}")
+        check_frames(inputs)
         if not len(inputs):
             return np.empty((0, sum(self.groups)), np.float32)
         try:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import huggingface_hub
-import torch
 import transformers
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
@@ -92,20 +91,6 @@ def revision_of(source: str) -> str | None:
     """The commit a checkpoint is of, which is the name of its folder in the cache."""
     config = find_file(source, "config.json")
     return config.parent.name if config and re.fullmatch("[0-9a-f]{40}", config.parent.name) else None
-
-
-def find_device(device: str) -> torch.device:
-    """The device a user named; "auto" is the GPU where there is one."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = device.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise InputError(f"unknown device '{device}'; known: auto, cpu, cuda, cuda:<number>")
-    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InputError(
-            f"device '{device}' is not there: PyTorch sees {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'"
-        )
-    return torch.device(device)
 
 
 @contextmanager

@@ -24,8 +24,9 @@ import torch
 import transformers
 
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
-from vlmsafe.signals.scorers.hub import find, find_device, in_one_line, quiet, revision_of
+from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames
+from vlmsafe.signals.scorers.device import find_device
+from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, revision_of
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -132,14 +133,12 @@ class Qwen2VLScorer(Scorer):
 
     @torch.inference_mode()
     def score(self, inputs: Inputs) -> Similarities:
-        frames = np.asarray(inputs)
-        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape[1:]:
-            raise InputError(f"expected frames as uint8 [N, height, width, 3], got {frames.dtype} {list(frames.shape)}")
-        probabilities = np.empty((len(frames), len(self._questions)), np.float32)
-        for start in range(0, len(frames), self._batch):
+        check_frames(inputs)
+        probabilities = np.empty((len(inputs), len(self._questions)), np.float32)
+        for start in range(0, len(inputs), self._batch):
             part = slice(start, start + self._batch)
             try:
-                probabilities[part] = self._probabilities(frames[part]).cpu().numpy()
+                probabilities[part] = self._probabilities(inputs[part]).cpu().numpy()
             except torch.cuda.OutOfMemoryError:
                 raise InputError(
                     f"{self._name} runs out of memory on {self._device} with {self._batch} frames at a time; "

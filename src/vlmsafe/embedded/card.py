@@ -1,0 +1,173 @@
+"""The model card, written from what was recorded and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_TEXT = """# Model card: the embedded scorer
+
+A small dual encoder that scores rendered frames against English prompts, as CLIP does, and ships with `vlmsafe`. It was
+trained on the simulators of this package with captions written from their privileged state. That makes it a scorer that
+is always there, and a positive control for the question whether a score *can* warn of a contact. **It is no evidence
+about CLIP or any other pretrained model, and it knows nothing of scenes outside these simulators.**
+
+## Model
+
+An image tower of convolutions and a text tower of two transformer layers over {words} words end in one space of 128
+dimensions, where similarity is the cosine. It judges a moment by two frames, four steps apart, which show speed. Each
+is seen twice, whole and its middle half, at 128 pixels.
+
+## Data
+
+{episodes} short episodes, on scenarios of the training pools only. Of those with a contact, three quarters end soon
+after it.
+
+{data}
+
+Drivers, by episodes: {drivers}.
+The agents among them were trained for the purpose. Cost is never drawn into a frame.
+
+Captions come from a grammar over facts: place in the lane, heading, speed, gaps, touching something, being off the
+road, and what happens next. "About to" is fully true up to two seconds before the event and not at all four seconds
+before, or as true as the simulator's geometric hazard where that is more, and false while the event lasts: then it is
+"touching" or "off the road", and still danger. Where the recording ends too soon to tell, it is left open. The shipped
+prompt sets and a list of sentences were kept out of the grammar.
+
+## Training
+
+{steps} steps of {frames} moments and {captions} captions with AdamW. The true and the false moments of a caption weigh
+the same. Views are mirrored, moved by up to three pixels and given noise.
+
+## Held-out figures
+
+Scenarios of the held-out pools, wordings that the grammar cannot write. Intervals are 95 %, from 2,000 resamples of
+whole episodes. A frame is *safe* where danger is below 0.1 and *hazardous* from 0.5 on.
+
+How often the positive prompts outscore the negative ones on safe frames, and the reverse on hazardous ones; the AUC of
+the negated margin for hazardous frames and for frames whose step cost something:
+
+{groups}
+
+Each prompt of an environment's own set, against the fact it describes:
+
+{prompts}
+
+Sentences kept out of the grammar, on all frames of which the fact is known:
+
+{wordings}
+
+## Does it warn?
+
+The paper's test of anticipation on `{env}`: {test_episodes} deterministic episodes of a trained agent without
+vision-language signals ({tested}) on held-out scenarios: {test_steps} steps, of which {contact_steps} are in contact,
+after {onsets} onsets. AUC of the others for a contact within the next K steps, standardised within the episode:
+
+{standardised}
+
+The same without standardising:
+
+{raw}
+
+`negative` is c_vlm, the signal that was chosen beforehand, `positive` r_vlm; `margin` is negated; `kappa` is the gate
+calibrated on frames of a random driver; `state` is a network on the simulator's own observation, trained on the same
+recordings, as a ceiling; `hazard` is computed from the simulator's geometry; `step` is the number of the step. On
+FormulaOne-L2 the paper's CLIP scores reached, standardised, 0.348 to 0.462 (c_vlm), 0.371 to 0.497 (kappa), 0.322 to
+0.465 (r_vlm) and 0.356 to 0.493 (margin).
+
+The criterion (`negative` at least 0.60 at K = 20 or 40, its interval above 0.5, above `step`) is **{verdict}**.
+{choice}
+
+## Limits
+
+- It has seen these simulators, these renderers and these colours. Other frames give numbers without meaning.
+- Words it never saw are left out of a prompt, with a note.
+- Left and right are the same to it.
+- What it calls danger was learnt from the drivers above; an agent that fails in another way may get no warning.
+
+{command}
+"""
+
+
+def card(data: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    """The card as Markdown."""
+    test = figures["anticipation"]
+    return _TEXT.format(
+        words=data["words"],
+        episodes=f"{sum(data['episodes'].values()):,}",
+        data=_table(
+            ("environment", "episodes", "with a frame in contact", "frames", "scenarios"),
+            (
+                (f"`{env}`", data["episodes"][env], data["episodes_with_contact"][env], data["frames"][env], len(held))
+                for env, held in data["scenarios"].items()
+            ),
+        ),
+        drivers=", ".join(f"{name} {count}" for name, count in data["drivers"].items()),
+        steps=f"{data['schedule']['steps']:,}",
+        frames=data["schedule"]["frames"],
+        captions=data["schedule"]["captions"],
+        groups=_table(
+            (
+                "environment",
+                "frames",
+                "episodes",
+                "safe: positive higher",
+                "hazardous: negative higher",
+                "AUC hazardous",
+                "AUC contact",
+            ),
+            (
+                (
+                    f"`{row['env']}`",
+                    row["frames"],
+                    row["episodes"],
+                    _share(row["safe"]),
+                    _share(row["hazardous"]),
+                    _auc(row["danger"]),
+                    _auc(row["contact"]),
+                )
+                for row in figures["frames"]
+            ),
+        ),
+        prompts=_table(
+            ("environment", "prompt", "fact", "AUC"),
+            ((f"`{row['env']}`", row["text"], row["fact"], _auc(row)) for row in figures["prompts"]),
+        ),
+        wordings=_table(
+            ("sentence", "fact", "AUC"), ((row["text"], row["fact"], _auc(row)) for row in figures["wordings"])
+        ),
+        env=test["env"],
+        tested=test["agent"],
+        test_episodes=test["episodes"],
+        test_steps=f"{test['steps']:,}",
+        onsets=test["onsets"],
+        contact_steps=test["contact_steps"],
+        standardised=_anticipation(test["rows"], "standardised"),
+        raw=_anticipation(test["rows"], "raw"),
+        choice=test["choice"],
+        verdict="met" if test["passes"] else "not met",
+        command="Made by `vlmsafe embedded build`, which prints and writes all of the above.",
+    )
+
+
+def _anticipation(rows: Iterable[Mapping[str, Any]], form: str) -> str:
+    chosen = [row for row in rows if row["form"] == form]
+    signals, horizons = dict.fromkeys(row["signal"] for row in chosen), dict.fromkeys(row["horizon"] for row in chosen)
+    cells = {(row["signal"], row["horizon"]): _auc(row) for row in chosen}
+    return _table(
+        ("signal", *(f"K = {horizon}" for horizon in horizons)),
+        ((f"`{signal}`", *(cells[signal, horizon] for horizon in horizons)) for signal in signals),
+    )
+
+
+def _auc(row: Mapping[str, Any]) -> str:
+    return "none" if row["auc"] is None else f"{row['auc']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    return "none" if row["share"] is None else f"{row['share']:.1%} [{row['low']:.1%}, {row['high']:.1%}]"
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)

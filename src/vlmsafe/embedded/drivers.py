@@ -1,0 +1,121 @@
+"""Who drives while frames are recorded: dice, the environment's scripted expert with faults, and trained agents.
+
+Contacts are what is scarce in a recording, and good drivers make none. So most drivers have a fault that sets in after
+a while: their hands shake, the steering pulls to one side, they stop looking ahead, they let go. What the seconds
+before a contact look like differs from fault to fault, and a scorer should know more than one kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.algorithms.acting import Normaliser, Policy
+from vlmsafe.envs.api import Env, Observation
+
+Action = NDArray[np.float64]
+Kind = Literal["dice", "straight", "expert", "shaking", "pulling", "blind", "let-go", "agent", "shaking-agent"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A trained policy as it was at a checkpoint."""
+
+    name: str
+    policy: Policy
+    normaliser: Normaliser | None
+
+    def action(self, observation: Observation) -> Action:
+        state = self.normaliser.normalise(observation) if self.normaliser is not None else observation
+        return self.policy.mean(state).astype(np.float64)
+
+
+def driver(
+    kind: Kind, env: Env, agents: Sequence[Agent], rng: np.random.Generator
+) -> tuple[Kind, Callable[[Observation], Action]]:
+    """A driver for one episode, from observations to actions in [-1, 1], and which kind it became.
+
+    Where there are no agents an agent becomes the expert, and where there is no expert everyone but who drives straight
+    on rolls dice.
+    """
+    expert = env.expert()
+    if kind in ("agent", "shaking-agent") and not agents:
+        kind = "expert" if kind == "agent" else "shaking"
+    if kind in ("expert", "shaking", "pulling", "blind", "let-go") and expert is None:
+        kind = "dice"
+    if kind == "dice":
+        return kind, _dice(env, rng)
+    if kind == "straight":
+        return kind, _Faulty(kind, _steady(env, rng), _size(env), rng)
+    if kind in ("agent", "shaking-agent"):
+        agent = agents[int(rng.integers(len(agents)))]
+        return kind, _Faulty(kind, agent.action, _size(env), rng)
+    assert expert is not None
+    drive = expert
+    return kind, _Faulty(kind, lambda observation: drive(), _size(env), rng)
+
+
+def _size(env: Env) -> int:
+    assert env.action_space.shape is not None
+    return env.action_space.shape[0]
+
+
+def _dice(env: Env, rng: np.random.Generator) -> Callable[[Observation], Action]:
+    """Uniform actions, each held for a while, about a level of its own: an agent at the start of its training."""
+    size, hold = _size(env), int(rng.integers(1, 12))
+    level = rng.uniform(-0.3, 0.6, size)
+    level[0] = rng.normal(0.0, 0.1)
+    width = rng.uniform(0.2, 1.0)
+    held, left = level, 0
+
+    def act(observation: Observation) -> Action:
+        nonlocal held, left
+        if left == 0:
+            held, left = np.clip(level + width * rng.uniform(-1.0, 1.0, size), -1.0, 1.0), hold
+        left -= 1
+        return held
+
+    return act
+
+
+def _steady(env: Env, rng: np.random.Generator) -> Callable[[Observation], Action]:
+    action = np.full(_size(env), rng.uniform(0.1, 0.8))
+    if len(action) > 1:
+        action[0] = rng.normal(0.0, 0.03)
+    return lambda observation: action
+
+
+class _Faulty:
+    """Somebody's driving, with a fault that sets in after a while. Steering is the first action, throttle the last."""
+
+    def __init__(self, kind: Kind, lead: Callable[[Observation], Action], size: int, rng: np.random.Generator) -> None:
+        self._kind, self._lead, self._rng = kind, lead, rng
+        self._left = int(rng.integers(0, 45))  # steps until the fault
+        self._shake = np.zeros(size)
+        self._strength = rng.uniform(0.05, 0.35) if "agent" in kind else rng.uniform(0.05, 0.5)
+        self._pull = rng.choice([-1.0, 1.0]) * rng.uniform(0.01, 0.15)
+        self._throttle = rng.uniform(0.2, 1.0)
+        self._held: Action | None = None
+
+    def __call__(self, observation: Observation) -> Action:
+        action = np.clip(np.array(self._lead(observation), np.float64), -1.0, 1.0)
+        self._left -= 1
+        if self._left >= 0:
+            return action
+        if self._kind in ("shaking", "shaking-agent", "straight"):
+            self._shake = 0.9 * self._shake + self._strength * np.sqrt(0.19) * self._rng.standard_normal(len(action))
+            action = action + self._shake
+        elif self._kind == "pulling":
+            action[0] += self._pull
+        elif self._kind == "blind":
+            action[-1] = self._throttle
+        elif self._kind == "let-go":
+            self._held = action if self._held is None else self._held
+            action = self._held
+        return np.clip(action, -1.0, 1.0)

@@ -1,0 +1,123 @@
+"""What is true of a frame, from the simulator's measures at its moment and in the seconds after it.
+
+A truth is a number from 0 (false) to 1 (true), or NaN where the measures do not say: between "close" and "far" lies a
+distance that nobody would call either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+Measures = Mapping[str, Float64]
+
+MEASURES: dict[str, str] = {
+    "hazard": "closeness to whatever costs, 0 to 1, where an environment has nothing finer",
+    "edge_hazard": "closeness to the edge of the road, 0 to 1",
+    "vehicle_hazard": "closeness to another vehicle, 0 to 1",
+    "risk": "how dangerous the road itself is, 0 to 1",
+    "hit": "1 while another vehicle or an object is touched",
+    "off_road": "1 while off the road, or on the line that bounds it",
+    "pace": "speed, as a share of what is usual in the environment",
+    "lane_offset": "distance from the lane's centre line, in half lane widths",
+    "heading_error": "angle to the lane's direction, radians",
+    "edge_gap": "metres to the nearest line that costs",
+    "vehicle_gap": "metres to the nearest other vehicle",
+    "ahead_gap": "metres to the nearest vehicle ahead",
+    "closing_speed": "m/s at which that gap shrinks",
+    "bump_gap": "metres to the next speed bump",
+}
+"""What `Env.facts` may give."""
+
+SURE, FAR = 2.0, 4.0  # seconds: an event this near is about to happen; one this far is not
+
+
+def soon(event: NDArray[np.bool_], step_seconds: float, complete: bool) -> Float64:
+    """How true it is, per step, that an event happens or is about to: 1 up to `SURE` seconds before, 0 from `FAR` on.
+
+    After the last recorded event nothing is known of the seconds beyond the recording, unless it is `complete`: then
+    the episode ended there and the event never came.
+
+    >>> soon(np.array([False, False, True, False]), 1.5, complete=True).tolist()
+    [0.5, 1.0, 1.0, 0.0]
+    """
+    steps = np.arange(len(event))
+    following = np.minimum.accumulate(np.where(event, steps, len(event) * 1e9)[::-1])[::-1]
+    truth = np.clip((FAR - (following - steps) * step_seconds) / (FAR - SURE), 0.0, 1.0)
+    if not complete:
+        unknown = (following >= len(event)) & ((len(event) - 1 - steps) * step_seconds < FAR)
+        truth[unknown] = np.nan
+    return truth
+
+
+def above(values: Float64, false: float, true: float) -> Float64:
+    """1 beyond `true`, 0 beyond `false`, NaN between the two; `true` may be the smaller one.
+
+    >>> above(np.array([1.0, 2.0, 3.0]), false=1.5, true=2.5).tolist()
+    [0.0, nan, 1.0]
+    """
+    sign = 1.0 if true > false else -1.0
+    held = np.where(sign * values >= sign * true, 1.0, np.where(sign * values <= sign * false, 0.0, np.nan))
+    return np.where(np.isnan(values), np.nan, held)
+
+
+FACTS: dict[str, Callable[[Measures], Float64]] = {
+    "touching": lambda m: m["hit"],
+    "off_road": lambda m: m["off_road"],
+    "hit_soon": lambda m: _about_to(m["hit"], m["hit_soon"], m["vehicle_hazard"]),
+    "leave_soon": lambda m: _about_to(m["off_road"], m["leave_soon"], m["edge_hazard"]),
+    "danger": lambda m: _danger(m),
+    "safe": lambda m: 1.0 - _danger(m),
+    "centred": lambda m: above(m["lane_offset"], false=0.5, true=0.3),
+    "off_centre": lambda m: above(m["lane_offset"], false=0.4, true=0.6),
+    "aligned": lambda m: above(m["heading_error"], false=0.25, true=0.1),
+    "misaligned": lambda m: above(m["heading_error"], false=0.15, true=0.35),
+    "wrong_way": lambda m: above(m["heading_error"], false=1.2, true=2.0),
+    "lane_keeping": lambda m: np.minimum(
+        above(m["lane_offset"], false=0.6, true=0.4), above(m["heading_error"], false=0.25, true=0.12)
+    ),
+    "stopped": lambda m: above(m["pace"], false=0.15, true=0.05),
+    "slow": lambda m: above(m["pace"], false=0.6, true=0.3),
+    "fast": lambda m: above(m["pace"], false=0.8, true=1.2),
+    "near_vehicle": lambda m: above(m["vehicle_gap"], false=8.0, true=4.0),
+    "spaced": lambda m: above(m["vehicle_gap"], false=5.0, true=12.0),
+    "vehicle_ahead": lambda m: above(m["ahead_gap"], false=30.0, true=20.0),
+    "clear_ahead": lambda m: np.minimum(above(m["ahead_gap"], false=15.0, true=30.0), 1.0 - _danger(m)),
+    "closing": lambda m: np.minimum(
+        above(m["closing_speed"], false=0.0, true=1.0), above(m["ahead_gap"], false=35.0, true=25.0)
+    ),
+    "progress": lambda m: np.minimum(above(m["pace"], false=0.1, true=0.3), 1.0 - np.fmax(m["off_road"], m["hit"])),
+}
+"""Each fact from the measures of an episode; those an environment does not give are NaN, and so is what needs them."""
+
+
+def _about_to(event: Float64, event_soon: Float64, hazard: Float64) -> Float64:
+    """How true it is that something is about to happen, which it is no longer while it happens."""
+    return np.where(event > 0.0, 0.0, _at_least(hazard, event_soon))
+
+
+def _at_least(hazard: Float64, event_soon: Float64) -> Float64:
+    """The greater of what geometry and the future say; where the future is unknown, a low hazard says nothing."""
+    unknown = np.isnan(event_soon) & ~(hazard >= 0.5)
+    return np.where(unknown, np.nan, np.fmax(event_soon, hazard))
+
+
+def _danger(m: Measures) -> Float64:
+    """Cost now or soon, or something near that would cost."""
+    hazard = np.fmax.reduce([m["hazard"], m["edge_hazard"], m["vehicle_hazard"]])
+    return np.where(np.isnan(m["risk"]), _at_least(hazard, m["cost_soon"]), m["risk"])
+
+
+def truths(measures: Measures, cost: Float64, step_seconds: float, complete: bool) -> dict[str, Float64]:
+    """Every fact at every step of an episode, NaN where it cannot be told. All arrays are [T]."""
+    length = len(cost)
+    held = {name: np.asarray(measures.get(name, np.full(length, np.nan)), np.float64) for name in MEASURES}
+    for name, event in (("hit_soon", "hit"), ("leave_soon", "off_road")):
+        known = not np.isnan(held[event]).all()
+        held[name] = soon(held[event] > 0.0, step_seconds, complete) if known else np.full(length, np.nan)
+    held["cost_soon"] = soon(np.asarray(cost) > 0.0, step_seconds, complete)
+    with np.errstate(invalid="ignore"):
+        return {name: fact(held) for name, fact in FACTS.items()}

@@ -1,0 +1,137 @@
+"""Scoring of frames with the small dual encoder that ships in the package and needs no download.
+
+Like CLIP it gives cosines of a frame's embedding to those of the prompts, which are embedded once. Unlike CLIP it has
+seen the simulators of this package, and knows few words; `card.md` beside the weights says which and how it was made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames
+from vlmsafe.signals.scorers.device import find_device
+from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
+from vlmsafe.signals.scorers.embedded.model import Embedding, load
+from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from vlmsafe.signals.prompts import PromptSet
+
+Precision = Literal["float32", "bfloat16"]
+
+_PRECISIONS = ("float32", "bfloat16")
+
+
+class EmbeddedScorer(Scorer):
+    """Cosines of frames with prompts by a model of this project."""
+
+    looks_at: ClassVar[Look] = "frame"
+    rules: ClassVar[tuple[Rule, ...]] = ("decoupled", "coupled", "clg")
+    calibrated: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        model: Embedding,
+        prompts: PromptSet,
+        *,
+        device: str = "auto",
+        precision: Precision = "float32",
+        batch: int = 64,
+        name: str = "embedded",
+        revision: str | None = None,
+    ) -> None:
+        if batch < 1:
+            raise InputError(f"a batch must hold at least one frame, got {batch}")
+        if precision not in _PRECISIONS:
+            raise unknown_name("precision", precision, _PRECISIONS)
+        self.groups = prompts.sizes
+        self.frames = model.architecture.frames
+        self.batch = batch
+        self._device = find_device(device)
+        self._half = precision == "bfloat16"
+        tokens, unknown = Tokenizer(model.words, model.longest).encode(prompts.texts)
+        self._unknown = list(dict.fromkeys(word for words in unknown for word in words))
+        self._model = model.to(self._device).eval().requires_grad_(False)
+        with torch.inference_mode():
+            self._texts = self._model.text(tokens.to(self._device)).T
+        self._description = {
+            "model": name,
+            "revision": revision,
+            "device": str(self._device),
+            "precision": precision,
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "image_size": model.architecture.size,
+            "frames": self.frames,
+            "unknown_words": self._unknown,
+        }
+
+    @classmethod
+    def load(
+        cls,
+        file: str,
+        prompts: PromptSet,
+        *,
+        device: str = "auto",
+        precision: Precision = "float32",
+        batch: int = 64,
+    ) -> EmbeddedScorer:
+        """A scorer from a file of weights, or with an empty name from the one in the package."""
+        path = Path(file).expanduser() if file else SHIPPED
+        return cls(
+            _read(path),
+            prompts,
+            device=device,
+            precision=precision,
+            batch=batch,
+            name=file or "embedded",
+            revision=revision_of(path),
+        )
+
+    def score(self, inputs: Inputs) -> Similarities:
+        """Moments uint8 [N, height, width, 3 frames] to similarities [N, P + Q]."""
+        check_frames(inputs, self.frames)
+        if not len(inputs):
+            return np.empty((0, sum(self.groups)), np.float32)
+        try:
+            return self._run(inputs)
+        except torch.cuda.OutOfMemoryError as error:
+            raise InputError(
+                f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch"
+            ) from error
+
+    @torch.inference_mode()
+    def _run(self, frames: Inputs) -> Similarities:
+        parts = []
+        for start in range(0, len(frames), self.batch):
+            # Torch takes no negative strides, and warns where an array is read-only.
+            part = np.require(frames[start : start + self.batch], requirements=("C", "W"))
+            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
+                embeddings = self._model.image(torch.from_numpy(part).to(self._device))
+            # The prompts' embeddings and the product with them stay in float32.
+            parts.append((embeddings @ self._texts).clamp(-1.0, 1.0))
+        similarities: Similarities = torch.cat(parts).cpu().numpy()
+        return similarities
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._description)
+
+    def notes(self) -> list[str]:
+        if not self._unknown:
+            return []
+        return [f"the scorer 'embedded' was not trained on these words and leaves them out: {', '.join(self._unknown)}"]
+
+
+def _read(path: Path) -> Embedding:
+    """The model in a file, or one line that says why there is none."""
+    try:
+        return load(path)
+    except InputError:
+        raise
+    except Exception as error:  # whatever torch and JSON say of contents that do not fit together
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"the model in {path} is damaged: {text}") from error
