@@ -200,3 +200,12 @@ def test_the_surplus_outputs_of_critics_stay_exactly_zero(critics, max_grad_norm
     assert not networks.biases[-1][1:, :, 1:].any()
     assert not networks.block[1:, -shape.action :].any()
     assert not networks.forward(batch.observations)[-1][1:, :, 1:].any()
+
+
+def test_a_policy_begins_with_the_deviation_asked_for_and_weights_that_do_not_depend_on_it() -> None:
+    wide, narrow = Stack(Shape(3, (4,), 2, critics=1)), Stack(Shape(3, (4,), 2, critics=1))
+    wide.initialise(np.random.default_rng(0))
+    narrow.initialise(np.random.default_rng(0), std=0.3)
+    np.testing.assert_allclose(np.exp(wide.log_std), 1.0)
+    np.testing.assert_allclose(np.exp(narrow.log_std), 0.3, rtol=1e-6)
+    np.testing.assert_array_equal(wide.weights[0], narrow.weights[0])
