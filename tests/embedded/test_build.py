@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vlmsafe.embedded import grammar
-from vlmsafe.embedded.build import AgentPlan, BuildPlan, build
+from vlmsafe.embedded.build import AgentPlan, BuildPlan, _write, _written, build
 from vlmsafe.embedded.facts import FACTS
 from vlmsafe.embedded.measure import PROMPT_FACTS
 from vlmsafe.embedded.train import Schedule, draw_captions
@@ -15,7 +15,7 @@ from vlmsafe.envs import ENVS
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers import make_scorer
-from vlmsafe.signals.scorers.embedded import SHIPPED
+from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.model import load
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 
@@ -50,6 +50,16 @@ def test_a_build_goes_from_nothing_to_a_scorer_and_its_card_and_is_not_repeated(
     assert {path: time for path, time in after.items() if path.name != "card.md"} == {
         path: time for path, time in before.items() if path.is_file()
     }
+
+
+def test_figures_of_other_weights_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(b"one model")
+    _write(tmp_path, "figures.json", {"passes": True})
+    assert _written(tmp_path, "figures.json") is not None
+    (tmp_path / "weights.safetensors").write_bytes(b"another model")
+    assert _written(tmp_path, "figures.json") is None
+    with pytest.raises(InputError, match="run the stages 'train' and 'measure' first"):
+        build(tmp_path, SMALL, stages=("card",), note=lambda text: None)
 
 
 def test_training_without_recordings_says_what_is_missing(tmp_path: Path) -> None:
@@ -108,6 +118,10 @@ def test_no_wording_the_shipped_model_was_measured_on_is_among_its_captions() ->
     assert len(written) > 5000
     tokens = tokenizer.encode(sorted(measured))[0].numpy()
     assert not written & {tuple(row[row > 0].tolist()) for row in tokens}
+
+
+def test_what_ships_belongs_together() -> None:
+    assert _shipped("data.json")["revision"] == _shipped("figures.json")["revision"] == revision_of(SHIPPED)
 
 
 def test_the_card_that_ships_is_the_one_its_figures_give() -> None:

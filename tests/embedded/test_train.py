@@ -14,7 +14,7 @@ from vlmsafe.embedded.record import RecordTask
 from vlmsafe.embedded.train import Schedule, balanced_loss, caption_truths, frame_weights, train
 from vlmsafe.envs import Scenarios, env_spec
 from vlmsafe.evaluation.auc import auc
-from vlmsafe.signals.scorers.embedded.model import Architecture, Embedding, load, save
+from vlmsafe.signals.scorers.embedded.model import Architecture, Embedding, load, save, views
 
 SMALL = Architecture(size=32, widths=(8, 16), depths=(0, 0), dimension=16, text_width=32, text_layers=1)
 
@@ -107,3 +107,22 @@ def test_saving_keeps_the_function(tmp_path: Path) -> None:
     assert again.words == ("car", "road")
     torch.testing.assert_close(again.image(frames), before[0], atol=2e-3, rtol=0)
     torch.testing.assert_close(again.text(tokens), before[1], atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("height", [32, 64, 128, 96, 50])
+def test_views_are_means_of_the_pixels_they_cover_whatever_the_size_of_frames(height: int) -> None:
+    frames = torch.randint(0, 256, (3, height, 64, 6), dtype=torch.uint8)
+    seen = views(frames, 32)
+    pixels = frames.permute(0, 3, 1, 2).float()
+    middle = pixels[:, :, height // 4 : height - height // 4, 16:48]
+    expected = [torch.nn.functional.adaptive_avg_pool2d(part, 32) for part in (pixels, middle)]
+    torch.testing.assert_close(seen, torch.cat(expected, dim=1))
+
+
+def test_a_large_batch_is_judged_as_its_moments_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = Embedding(("car", "road"), SMALL).eval()
+    frames = torch.randint(0, 256, (37, 64, 64, 6), dtype=torch.uint8)
+    with torch.inference_mode():
+        whole, single = model.image(frames), torch.cat([model.image(frame[None]) for frame in frames])
+    torch.testing.assert_close(whole, single, atol=1e-5, rtol=0)
