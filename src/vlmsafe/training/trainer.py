@@ -331,7 +331,7 @@ class Trainer:
         else:
             self.run.start_over()
             self.run.event("started", **self._scorer_details())
-            for note in self.scoring.scorer.notes() if self.scoring else []:
+            for note in self.scoring.scorer.notes(self.config.env) if self.scoring else []:
                 self.display.note(note)
             self._calibrate_if_needed()
             self.probe = self.scoring.probe() if self.scoring else None

@@ -166,6 +166,14 @@ def test_a_run_says_once_which_words_it_leaves_out_and_records_them(weights, tmp
     assert run.events()[0]["scorer"]["unknown_words"] == ["purple"]
 
 
+def test_an_environment_it_was_not_trained_on_is_named(weights):
+    scorer = scorer_of(weights)
+    assert scorer.notes("metadrive-easy") == scorer.notes() == []
+    assert [note.partition(";")[0] for note in scorer.notes("gym:my:Own-v0")] == [
+        "the scorer 'embedded' was not trained on frames of 'gym:my:Own-v0'"
+    ]
+
+
 def test_the_wrapper_warns_of_words_it_leaves_out(weights):
     with pytest.warns(UserWarning, match="leaves them out: purple, lorries"):
         SemanticSignals(env_spec("speeding").make(), f"embedded:{weights}", STRANGE)

@@ -48,8 +48,8 @@ class Scorer(abc.ABC):
         """What a reader of the run wants to know: model, revision, device, precision. Plain values."""
         return {}
 
-    def notes(self) -> list[str]:
-        """What the user should be told once, before anything is scored."""
+    def notes(self, env: str | None = None) -> list[str]:
+        """What the user should be told once, before anything of the environment `env`, if it has a name, is scored."""
         return []
 
     def state(self) -> dict[str, NDArray[Any]]:

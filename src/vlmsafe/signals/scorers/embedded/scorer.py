@@ -120,10 +120,16 @@ class EmbeddedScorer(Scorer):
     def describe(self) -> dict[str, Any]:
         return dict(self._description)
 
-    def notes(self) -> list[str]:
-        if not self._unknown:
-            return []
-        return [f"the scorer 'embedded' was not trained on these words and leaves them out: {', '.join(self._unknown)}"]
+    def notes(self, env: str | None = None) -> list[str]:
+        notes = []
+        if self._unknown:
+            words = ", ".join(self._unknown)
+            notes.append(f"the scorer 'embedded' was not trained on these words and leaves them out: {words}")
+        if env is not None and env.startswith("gym:"):
+            notes.append(
+                f"the scorer 'embedded' was not trained on frames of '{env}'; its scores may mean nothing there"
+            )
+        return notes
 
 
 def _read(path: Path) -> Embedding:
