@@ -1,6 +1,6 @@
 """The whole making of the scorer, stage by stage, in one directory. A stage leaves what is there already.
 
-agents/           policies: two to be recorded, one to be tested on
+agents/           policies: some to be recorded, one to be tested on
 recordings/       training scenarios; held-out/ holds the same of held-out ones
 weights.safetensors, data.json
 figures.json      what was measured

@@ -92,6 +92,14 @@ def check_frames(inputs: Any, frames: int = 1) -> None:
         raise InputError(f"frames have no pixels: their shape is {list(inputs.shape[1:])}")
 
 
+def check_options(batch: int, precision: str) -> None:
+    """Refuse what no model of frames can be run with."""
+    if batch < 1:
+        raise InputError(f"a batch must hold at least one frame, got {batch}")
+    if precision not in ("float32", "bfloat16"):
+        raise InputError(f"unknown precision '{precision}'; known: float32, bfloat16")
+
+
 def score_checked(scorer: Scorer, inputs: Inputs) -> Similarities:
     """A scorer's similarities, with a clear error where they are not what a scorer promises."""
     similarities = np.asarray(scorer.score(inputs))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vlmsafe.errors import InputError, MissingDependencyError
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames
+from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames, check_options
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, revision_of
 from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
@@ -64,10 +64,7 @@ class ClipScorer(Scorer):
         revision: str | None = None,
     ) -> None:
         """Take over the vision tower of a CLIPModel or SiglipModel; `texts` are the prompts' embeddings [P + Q, D]."""
-        if batch < 1:
-            raise InputError(f"a batch must hold at least one frame, got {batch}")
-        if precision not in ("float32", "bfloat16"):
-            raise InputError(f"unknown precision '{precision}'; known: float32, bfloat16")
+        check_options(batch, precision)
         self.groups = groups
         self.batch = batch
         self._device = find_device(device)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames
+from vlmsafe.errors import InputError
+from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames, check_options
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.model import Embedding, load
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
 Precision = Literal["float32", "bfloat16"]
-
-_PRECISIONS = ("float32", "bfloat16")
 
 
 class EmbeddedScorer(Scorer):
@@ -45,10 +43,7 @@ class EmbeddedScorer(Scorer):
         name: str = "embedded",
         revision: str | None = None,
     ) -> None:
-        if batch < 1:
-            raise InputError(f"a batch must hold at least one frame, got {batch}")
-        if precision not in _PRECISIONS:
-            raise unknown_name("precision", precision, _PRECISIONS)
+        check_options(batch, precision)
         self.groups = prompts.sizes
         self.frames = model.architecture.frames
         self.batch = batch
