@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlmsafe.envs.api import Env, EnvSpec, Scenarios
+from vlmsafe.envs.api import Env, EnvSpec, Scenarios, Variant
 from vlmsafe.errors import unknown_name
 
 __all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec"]
@@ -28,12 +28,60 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
     )
 
 
+def _formula_one(level: int, summary: str) -> EnvSpec:
+    return EnvSpec(
+        name=f"formula-one-l{level}",
+        summary=f"a racecar on a walled circuit with seven goals, {summary}",
+        module="vlmsafe.envs.formula_one",
+        horizon=1000,
+        budget=25.0,
+        step_seconds=0.04,
+        training=Scenarios(0, 10_000),
+        held_out=Scenarios(10_000, 40_000),  # the paper's evaluations use 10000 to 10049 and 30000 to 30049
+        package="mujoco",
+        install="pip install 'mujoco>=4.0,<5'",
+        prompts="formula-one",
+        indicators=False,
+        settings={"level": level},
+        variants={
+            "long": Variant("6,000 steps: a lap at the original 1 m/s", horizon=6000),
+            "fast": Variant("a car of 6 m/s instead of 1: a lap in 1000 steps", settings={"top_speed": 6.0}),
+            "sighted": Variant(
+                "also observes the walls around it, and the goal's direction at any distance",
+                settings={"sighted": True},
+            ),
+        },
+    )
+
+
 ENVS: dict[str, EnvSpec] = {
     spec.name: spec
     for spec in (
         _metadrive("easy", 3, 0.1),
         _metadrive("medium", 5, 0.2),
         _metadrive("hard", 7, 0.35),
+        EnvSpec(
+            name="bullet-car-reach",
+            summary="Bullet Safety-Gym's SafetyCarReach: a car reaches goals among puddles and a moving box",
+            module="vlmsafe.envs.bullet",
+            horizon=500,
+            budget=25.0,
+            training=Scenarios(0, 10_000),
+            held_out=Scenarios(10_000, 40_000),
+            package="bullet_safety_gym",
+            install="pip install 'pybullet>=3.2.6' && pip install --no-deps 'bullet-safety-gym>=1.4,<2'",
+            prompts="bullet",
+            indicators=False,
+            variants={
+                "fork": Variant(
+                    "the PyPI fork's task: rewards of 3 times the way, a bonus of 30, two alternating goals",
+                    settings={"task": "fork"},
+                ),
+            },
+        ),
+        _formula_one(0, "nothing costs"),
+        _formula_one(1, "200 barriers spread over the area; barriers and walls cost"),
+        _formula_one(2, "200 barriers, most of them around the goals; barriers and walls cost"),
         EnvSpec(
             name="braking",
             summary="a small problem whose cost comes late: speed bumps, and a car that is slow to stop; no simulator",
@@ -61,7 +109,7 @@ ENVS: dict[str, EnvSpec] = {
 
 
 def env_spec(name: str) -> EnvSpec:
-    """The spec of a named environment, or of any registered Gymnasium environment as `gym:<id>`."""
+    """The spec of a named environment, of a variant as `<name>:<variant>`, or of any Gymnasium one as `gym:<id>`."""
     if name.startswith(_GYM_PREFIX) and len(name) > len(_GYM_PREFIX):
         return EnvSpec(
             name=name,
@@ -73,6 +121,7 @@ def env_spec(name: str) -> EnvSpec:
             training=Scenarios(0, 1_000_000),
             held_out=Scenarios(1_000_000, 1_000_000),
         )
-    if name not in ENVS:
+    known, _, variants = name.partition(":")
+    if known not in ENVS:
         raise unknown_name("environment", name, [*ENVS, "gym:<id>"])
-    return ENVS[name]
+    return ENVS[known].varied(variants) if variants else ENVS[known]

@@ -9,14 +9,14 @@ import abc
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.errors import EnvironmentFailure, InputError, MissingDependencyError
+from vlmsafe.errors import EnvironmentFailure, InputError, MissingDependencyError, unknown_name
 
 Observation = NDArray[np.float32]
 Frame = NDArray[np.uint8]
@@ -57,6 +57,9 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     @abc.abstractmethod
     def frame(self) -> Frame:
         """The current state as RGB [height, width, 3] for scoring, with nothing in it that shows the cost."""
+
+    steering: int = 0
+    """Which action steers, where there are two; the other one drives."""
 
     isolate: bool = True
     """Whether a reset starts from a clean simulator where the simulator would carry state into the next episode."""
@@ -108,6 +111,17 @@ def no_hazard(name: str) -> InputError:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """A named departure from an environment as published, chosen as `<environment>:<variant>`."""
+
+    summary: str
+    horizon: int | None = None
+    """Where it differs."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Put over the environment's own."""
+
+
+@dataclass(frozen=True)
 class EnvSpec:
     """What is known of an environment without starting it."""
 
@@ -141,8 +155,26 @@ class EnvSpec:
     """Name of the prompt set that describes this environment."""
     frames: bool = False
     """Whether frames will be asked for, where an environment has to know before it is made."""
+    indicators: bool | None = None
+    """Whether cost is drawn into frames, as the simulator was published; None where it never drew any."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What tells it from other environments of the same module."""
+    variants: Mapping[str, Variant] = field(default_factory=dict)
+    """Its named variants; several are joined by `+`."""
+
+    def varied(self, names: str) -> EnvSpec:
+        """The environment in one or more of its variants, such as `long` or `long+sighted`."""
+        changed = replace(self, name=f"{self.name}:{names}", variants={})
+        for name in names.split("+"):
+            if name not in self.variants:
+                raise unknown_name(f"variant of {self.name}", name, list(self.variants))
+            variant = self.variants[name]
+            changed = replace(
+                changed,
+                horizon=variant.horizon or changed.horizon,
+                settings={**changed.settings, **variant.settings},
+            )
+        return changed
 
     def require(self) -> None:
         """Fail with the installing command where the simulator is missing."""
