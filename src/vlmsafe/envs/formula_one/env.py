@@ -1,0 +1,255 @@
+"""The environment: rewards, costs, observations and what auditing needs to know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.envs.api import Env, Frame, Observation, Scenarios
+from vlmsafe.envs.formula_one import barriers, lidar
+from vlmsafe.envs.formula_one.circuit import GOALS, HALF_WIDTH, Array, circuit
+from vlmsafe.envs.formula_one.driver import Driver, Situation
+from vlmsafe.envs.formula_one.model import BARRIER_RADIUS, BARRIERS, build
+from vlmsafe.envs.formula_one.painter import Painter
+from vlmsafe.envs.hazard import gaps_to_box, hazard_of
+
+SUBSTEPS = 10
+GOAL_RADIUS, GOAL_BONUS = 0.3, 10.0
+WHEEL_RADIUS, MOST_STEERING = 0.05, 0.785
+CAR = np.array([0.25, 0.14])  # half its length and width, metres
+_LENGTH = 2 * CAR[0]
+_SIGHT = 10  # car lengths; what is farther ahead is out of mind
+_REACH, _SECONDS = 0.05, 1.0  # of the hazard
+
+
+class FormulaOne(Env):
+    """See the package's description. Levels 1 and 2 have barriers, and cost; level 0 has neither."""
+
+    steering = 1
+
+    def __init__(
+        self,
+        scenarios: Scenarios,
+        horizon: int,
+        *,
+        level: int,
+        top_speed: float = 1.0,
+        sighted: bool = False,
+        indicators: bool = False,
+    ) -> None:
+        self._scenarios, self._horizon, self._level = scenarios, horizon, level
+        self._top_speed, self._sighted, self._indicators = top_speed, sighted, indicators
+        self._model = build(BARRIERS if level else 0)
+        self._data = mujoco.MjData(self._model)
+        self._painter = Painter(self._model)
+        self._body = self._model.geom("body").id
+        names = [self._model.geom(number).name for number in range(self._model.ngeom)]
+        self._is_wall = np.array([name.startswith("wall") for name in names])
+        first = self._model.joint("car").qposadr[0]
+        self._car = slice(first, first + 7)
+        joints = [self._model.body(f"barrier_{number}").jntadr[0] for number in range(BARRIERS if level else 0)]
+        self._barriers = np.array([[self._model.jnt_qposadr[j] + k for k in (0, 1)] for j in joints], int).reshape(
+            -1, 2
+        )
+        highest = np.array([top_speed / WHEEL_RADIUS, MOST_STEERING], np.float32)
+        self.action_space = gymnasium.spaces.Box(-highest, highest)
+        size = 12 + lidar.BINS * (2 if level else 1) + ((lidar.BINS + 3) if sighted else 0)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self._step, self._stages, self._path, self._gained = 0, 0, 0.0, 0.0
+        self._distance = self._closest = self._first_distance = 0.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        super().reset(seed=seed)
+        scenario = self._scenarios.choose(seed, self.np_random)
+        rng = np.random.default_rng(scenario)
+        start, yaw = int(rng.integers(len(GOALS))), rng.uniform(-math.pi, math.pi)
+        mujoco.mj_resetData(self._model, self._data)
+        self._data.qpos[self._car] = (*GOALS[start], 0.05, math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))
+        if self._level:
+            self._data.qpos[self._barriers] = barriers.place(self._level, rng)
+        mujoco.mj_forward(self._model, self._data)
+        self._step, self._stages, self._path, self._gained = 0, 0, 0.0, 0.0
+        self._hit_wall = self._hit_barrier = False
+        self._locate()
+        self._aim((start + 1) % len(GOALS))
+        return self._observation(), {"scenario": scenario}
+
+    def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        throttle, steer = np.clip(action, self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
+        self._data.ctrl[:] = (throttle, steer, steer)
+        self._hit_wall = self._hit_barrier = False
+        for _ in range(SUBSTEPS):  # each of which may touch something and come off it again
+            mujoco.mj_step(self._model, self._data)
+            self._feel()
+        mujoco.mj_forward(self._model, self._data)  # sensors and contacts of the state that was reached
+        self._feel()
+        before = self._position
+        self._locate()
+        self._path += math.hypot(*(self._position - before))
+        last = self._distance
+        self._distance = math.hypot(*(self._goal - self._position))
+        self._closest = min(self._closest, self._distance)
+        reward = last - self._distance
+        if self._distance <= GOAL_RADIUS:
+            reward += GOAL_BONUS
+            self._stages += 1
+            self._gained += self._first_distance - self._distance
+            self._aim((self._goal_number + 1) % len(GOALS))
+        self._step += 1
+        info: dict[str, Any] = {"cost": float(self._level > 0 and (self._hit_wall or self._hit_barrier))}
+        if self._step >= self._horizon:
+            info["arrived"] = self._stages >= len(GOALS)
+        return self._observation(), reward, False, self._step >= self._horizon, info
+
+    def _feel(self) -> None:
+        """Note what the car's body touches."""
+        if self._data.ncon <= 4:  # the wheels on the floor
+            return
+        pairs = self._data.contact.geom
+        for other in pairs[(pairs == self._body).any(axis=1)].sum(axis=1) - self._body:
+            if self._is_wall[other]:
+                self._hit_wall = True
+            else:
+                self._hit_barrier = True
+
+    def _locate(self) -> None:
+        """Where the car is and which way it points."""
+        x, y, _, w, i, j, k = self._data.qpos[self._car]
+        self._position = np.array([x, y])
+        self._heading = math.atan2(2 * (w * k + i * j), 1 - 2 * (j * j + k * k))
+
+    def _aim(self, goal: int) -> None:
+        """Head for a goal."""
+        self._goal_number, self._goal = goal, GOALS[goal]
+        self._distance = math.hypot(*(self._goal - self._position))
+        self._closest = self._first_distance = self._distance
+
+    def _observation(self) -> Observation:
+        goal = self._to_car(self._goal[None])
+        parts = [self._data.sensordata, lidar.objects(goal)]
+        if self._level:
+            parts.append(lidar.objects(self._to_car(self._barrier_positions)))
+        if self._sighted:
+            starts, ends = self._walls_near(lidar.RANGE)
+            parts += [lidar.walls(starts, ends), goal[0] / max(self._distance, 1e-9), [self._distance]]
+        return np.concatenate(parts, dtype=np.float32)
+
+    @property
+    def _barrier_positions(self) -> Array:
+        return self._data.qpos[self._barriers]
+
+    def _to_car(self, points: Array) -> Array:
+        return lidar.to_car(points, self._position, self._heading)
+
+    def _walls_near(self, reach: float) -> tuple[Array, Array]:
+        """Pieces of wall that may be within reach, in the car's coordinates."""
+        ends = circuit().walls
+        near = np.abs(ends[:, 0] - self._position).max(axis=1) < reach + 1.0  # no piece is longer
+        both = self._to_car(ends[near].reshape(-1, 2)).reshape(-1, 2, 2)
+        return both[:, 0], both[:, 1]
+
+    def frame(self) -> Frame:
+        """What the driver's camera sees, 256 x 256."""
+        alarm = self._indicators and self._level > 0 and (self._hit_wall or self._hit_barrier)
+        return self._painter.driver(self._data, self._heading, self._goal, self._barrier_positions, alarm=alarm)
+
+    def overview(self, size: int = 768) -> Frame:
+        """The whole circuit from above, for people."""
+        return self._painter.overview(self._data, self._goal, self._barrier_positions, size)
+
+    def progress(self) -> Mapping[str, float]:
+        """Stages completed, metres driven, and metres by which goals came closer.
+
+        Net progress is what the paper measures, the first distance to the current goal less the shortest, and the same
+        of every goal before it.
+        """
+        gained = self._gained + self._first_distance - self._closest
+        return {"stages": float(self._stages), "path": self._path, "net_progress": gained}
+
+    def expert(self) -> Callable[[], NDArray[np.float64]]:
+        """Follows the centre line around barriers; see `driver.Driver`."""
+        return Driver(self._situation)
+
+    def _situation(self) -> Situation:
+        velocity = self._data.qvel[self._model.joint("car").dofadr[0] :][:2]
+        return Situation(
+            self._position, self._heading, velocity, self._goal_number, self._barrier_positions, self._top_speed
+        )
+
+    def hazard(self) -> float:
+        """How near walls and barriers are, and how fast they come nearer; 0 on level 0, where nothing costs."""
+        if not self._level:
+            return 0.0
+        if self._hit_wall or self._hit_barrier:
+            return 1.0
+        return max(_hazards(self._surroundings()))
+
+    def facts(self) -> Mapping[str, float]:
+        """Place on the track, heading, speed, gaps, what is being touched, and how near walls and barriers are."""
+        index = circuit().nearest(self._position)
+        along = circuit().directions[index]
+        turn = self._heading - math.atan2(along[1], along[0])
+        around = self._surroundings()
+        wall, barrier = _hazards(around)
+        hit = self._hit_wall or self._hit_barrier
+        return {
+            "hit": float(hit),
+            "off_road": float(self._hit_wall),
+            "vehicle_hazard": 1.0 if hit else max(wall, barrier),
+            "edge_hazard": 1.0 if self._hit_wall else wall,
+            "edge_gap": around.gaps[0],
+            "lane_offset": abs(circuit().offset(self._position, index)) / HALF_WIDTH,
+            "heading_error": abs((turn + math.pi) % (2 * math.pi) - math.pi),
+            "object_gap": around.gaps[1] / _LENGTH,
+            "ahead_clear": around.ahead / _LENGTH,
+            "pace": math.hypot(*self._situation().velocity) / self._top_speed,
+        }
+
+    def _surroundings(self) -> _Surroundings:
+        """The nearest wall and the nearest barrier."""
+        starts, ends = self._walls_near(_SIGHT * _LENGTH)
+        posts = self._to_car(self._barrier_positions)
+        posts = posts[np.abs(posts).max(axis=1) < _SIGHT * _LENGTH]
+        velocity = lidar.to_car(self._situation().velocity[None], np.zeros(2), self._heading)[0]
+        gaps, speeds = [], []
+        for first, second, radius in ((starts, ends, 0.0), (posts, posts, BARRIER_RADIUS)):
+            if not len(first):
+                gaps.append(_SIGHT * _LENGTH)
+                speeds.append(0.0)
+                continue
+            apart, directions = gaps_to_box(first, second, CAR)
+            nearest = int(apart.argmin())
+            gaps.append(max(0.0, float(apart[nearest]) - radius))
+            speeds.append(float(directions[nearest] @ velocity))
+        noses = np.array([(CAR[0], side * CAR[1]) for side in (-1.0, 0.0, 1.0)])
+        ahead = lidar.ray_lengths(noses, np.array([(1.0, 0.0)] * 3), starts, ends).min()
+        in_way = posts[(posts[:, 0] > 0.0) & (np.abs(posts[:, 1]) < CAR[1] + BARRIER_RADIUS)]
+        ahead = min(ahead, (in_way[:, 0] - CAR[0] - BARRIER_RADIUS).min(initial=np.inf), _SIGHT * _LENGTH)
+        return _Surroundings((gaps[0], gaps[1]), (speeds[0], speeds[1]), max(0.0, float(ahead)))
+
+    def close(self) -> None:
+        self._painter.close()
+
+
+class _Surroundings(NamedTuple):
+    """Metres to the nearest wall and the nearest barrier, m/s at which they close, and what is free straight ahead."""
+
+    gaps: tuple[float, float]
+    speeds: tuple[float, float]
+    ahead: float
+
+
+def _hazards(around: _Surroundings) -> tuple[float, float]:
+    wall, barrier = (
+        hazard_of(gap, speed, reach=_REACH, seconds=_SECONDS)
+        for gap, speed in zip(around.gaps, around.speeds, strict=True)
+    )
+    return wall, barrier
