@@ -26,22 +26,26 @@ def place(level: int, rng: np.random.Generator) -> Array:
     weights = np.where(np.arange(len(rectangles)) < len(_AREA), 1.0, _GOAL_WEIGHT)
     sizes = rectangles[:, 2:] - rectangles[:, :2]
     chances = weights * sizes.prod(axis=1)
-    placed: list[Array] = []
-    while len(placed) < BARRIERS:
+    placed, count = np.zeros((BARRIERS, 2)), 0
+    while count < BARRIERS:
         chosen = rng.choice(len(rectangles), BARRIERS, p=chances / chances.sum())
         tried = rectangles[chosen, :2] + rng.random((BARRIERS, 2)) * sizes[chosen]
         for point in tried[_free(tried)]:
-            if not placed or (np.hypot(*(np.array(placed) - point).T) >= _APART).all():
-                placed.append(point)
-    return np.array(placed[:BARRIERS])
+            away = placed[:count] - point
+            if count < BARRIERS and (away**2).sum(axis=1).min(initial=np.inf) >= _APART**2:
+                placed[count] = point
+                count += 1
+    return placed
 
 
 def _free(points: Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Which points are clear of goals and walls."""
-    to_goals = np.hypot(*np.moveaxis(points[:, None] - GOALS, -1, 0))
+    to_goals = np.hypot(points[:, :1] - GOALS[:, 0], points[:, 1:] - GOALS[:, 1])
     starts, ends = circuit().walls[:, 0], circuit().walls[:, 1]
     along = ends - starts
-    share = ((points[:, None] - starts) * along).sum(axis=-1) / (along**2).sum(axis=-1)
-    nearest = starts + np.clip(share, 0.0, 1.0)[..., None] * along
-    to_walls = np.hypot(*np.moveaxis(points[:, None] - nearest, -1, 0))
+    # How far along each piece, as a share of it, is what is nearest to each point.
+    share = (points @ along.T - (starts * along).sum(axis=1)) / (along**2).sum(axis=1)
+    share = np.clip(share, 0.0, 1.0)
+    x, y = (points[:, k : k + 1] - starts[:, k] - share * along[:, k] for k in (0, 1))
+    to_walls = np.hypot(x, y)
     return (to_goals.min(axis=1) >= _FROM_GOALS) & (to_walls.min(axis=1) >= _FROM_WALLS)

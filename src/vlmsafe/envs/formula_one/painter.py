@@ -6,11 +6,13 @@ takes twice as long. Shadows, smoothing of edges and reflections stay off for th
 
 from __future__ import annotations
 
+import importlib
 import math
 from typing import Any
 
 import mujoco
 import numpy as np
+from mujoco.rendering.classic import gl_context
 
 from vlmsafe.envs import opengl
 from vlmsafe.envs.api import Frame
@@ -64,8 +66,11 @@ class Painter:
 
     def _renderer(self, size: int) -> Any:
         if size not in self._renderers:
-            if opengl.choose() is None:
+            way = opengl.choose()
+            if way is None:
                 raise EnvironmentFailure(f"FormulaOne cannot draw frames here: {opengl.missing()}")
+            if way in ("egl", "osmesa") and way not in gl_context.GLContext.__module__:
+                importlib.reload(gl_context)  # a program that imported MuJoCo first had it choose a screen
             self._renderers[size] = mujoco.Renderer(self._model, size, size, max_geom=1500)
         return self._renderers[size]
 
