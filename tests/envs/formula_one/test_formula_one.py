@@ -11,7 +11,6 @@ from vlmsafe.envs import Scenarios, env_spec
 from vlmsafe.envs.formula_one.circuit import GOALS, circuit
 from vlmsafe.errors import InputError
 
-
 STRAIGHT = 1051  # the point of the centre line after which it goes straight on for ten metres
 
 

@@ -1,0 +1,101 @@
+"""What FormulaOne's scripted driver achieves: stages, path and cost per level and variant, over held-out scenarios.
+
+    python benchmarks/scripted_driver.py [--seeds 20] [--variants "" long fast]
+
+It shows that the route can be driven: a benchmark that nobody can solve measures nothing. Exit code 1 if the driver
+leaves the route unfinished where it should be finished: every stage in the long variant of level 0, a stage from the
+starts whose next goal is within reach at 1 m/s, and some episodes without any cost on levels 1 and 2.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from vlmsafe.algorithms.acting import ActionMap
+from vlmsafe.envs import env_spec
+from vlmsafe.envs.api import Env
+from vlmsafe.envs.workers import EnvRecipe, WorkerPool
+
+FAR_START = 5  # the goal whose next one is 65 m away along the circuit, more than 1000 steps at 1 m/s
+
+
+@dataclass(frozen=True)
+class Options:
+    """Let the scripted driver drive."""
+
+    seeds: int = 20
+    """Scenarios per level, from the first held-out one on."""
+    variants: tuple[str, ...] = ("", "long", "fast")
+    """Variants of the environment; an empty one is the environment as published."""
+    levels: tuple[int, ...] = (0, 1, 2)
+    processes: int = 2
+
+
+@dataclass(frozen=True)
+class DriveTask:
+    """One episode of the scripted driver."""
+
+    scenario: int
+
+    def run(self, env: Env, tick: Callable[[int], None]) -> dict[str, float]:
+        env.reset(seed=self.scenario)
+        start = float(np.random.default_rng(self.scenario).integers(7))  # the first thing a reset draws
+        expert = env.expert()
+        assert expert is not None
+        to_env = ActionMap.to(env.action_space)  # type: ignore[arg-type]
+        cost, steps, truncated = 0.0, 0, False
+        while not truncated:
+            *_, truncated, info = env.step(to_env(expert().astype(np.float32)))
+            cost += info["cost"]
+            steps += 1
+            tick(steps)
+        return {**env.progress(), "cost": cost, "start": start}
+
+
+def main() -> int:
+    options = tyro.cli(Options, description=__doc__)
+    console = Console(width=120)
+    table = Table(title=f"Scripted driver, {options.seeds} held-out scenarios each (mean, and least to most)")
+    for column in ("environment", "stages", "path (m)", "net progress (m)", "cost", "episodes without cost"):
+        table.add_column(column, justify="left" if column == "environment" else "right")
+    missed = []
+    for variant in options.variants:
+        for level in options.levels:
+            name = f"formula-one-l{level}" + (f":{variant}" if variant else "")
+            spec = env_spec(name)
+            tasks = [DriveTask(spec.held_out.start + number) for number in range(options.seeds)]
+            with WorkerPool[dict[str, float]](EnvRecipe(spec, spec.held_out), options.processes) as workers:
+                rows = workers.run(tasks)
+            assert rows is not None
+            held = {key: np.array([row[key] for row in rows]) for key in rows[0]}
+            free = (held["cost"] == 0.0).mean()
+            table.add_row(
+                name,
+                *(_spread(held[key]) for key in ("stages", "path", "net_progress", "cost")),
+                f"{free:.0%}",
+            )
+            if variant == "long" and level == 0 and held["stages"].min() < 7:
+                missed.append(f"{name}: a lap was not completed")
+            if not variant and (held["stages"][held["start"] != FAR_START] < 1).any():
+                missed.append(f"{name}: no stage from a near start in {(held['stages'] < 1).sum()} episodes")
+            if level and free == 0.0:
+                missed.append(f"{name}: every episode cost something")
+    console.print(table)
+    for line in missed:
+        console.print(f"missed: {line}")
+    return int(bool(missed))
+
+
+def _spread(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> str:
+    return f"{values.mean():.1f} ({values.min():.0f} to {values.max():.0f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
