@@ -62,6 +62,7 @@ configs = st.builds(
     budget=st.none() | _number,
     cost_window=st.just("epoch") | _count,
     normalise_observations=st.booleans(),
+    frame_indicators=st.booleans(),
     fresh_workers=st.sampled_from(["auto", "always", "never"]),
     max_worker_restarts=_count,
     tensorboard=st.booleans(),
@@ -86,7 +87,7 @@ def _replace(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 def test_the_strategies_cover_every_setting():
     """A field added to the run's configuration must be added to the round trips here."""
-    assert len(dataclasses.fields(TrainConfig)) == 17
+    assert len(dataclasses.fields(TrainConfig)) == 18
 
 
 @quick

@@ -251,16 +251,30 @@ def _envs(argv: list[str]) -> None:
     _parse(NoOptions, argv, "envs")
     import importlib.util
 
-    table = _listing("environment", "what it is", "steps", "budget", "training scenarios", "installed")
+    table = _listing("environment", "what it is", "steps", "budget", "scenarios", "installed")
+    commands: dict[str, list[str]] = {}
+    variants: dict[tuple[str, str], list[str]] = {}
     for spec in ENVS.values():
         present = spec.package is None or importlib.util.find_spec(spec.package) is not None
+        if not present:
+            commands.setdefault(spec.install, []).append(spec.name)
+        for name, variant in spec.variants.items():
+            variants.setdefault((name, variant.summary), []).append(spec.name)
         table.add_row(
             spec.name, spec.summary, str(spec.horizon), f"{spec.budget:g}",
             f"{spec.training.start} to {spec.training.start + spec.training.size - 1}",
-            "[green]yes[/]" if present else f"[red]no[/]: {spec.install}".replace("[metadrive]", r"\[metadrive]"),
+            "[green]yes[/]" if present else "[red]no[/]",
         )  # fmt: skip
-    table.add_row("gym:<id>", "any registered Gymnasium environment that reports info['cost']", "", "25", "", "")
     _out.print(table)
+    table = _listing("variant", "of", "what differs")
+    for (name, summary), names in variants.items():
+        table.add_row(f":{name}", ", ".join(names), summary)
+    _out.print(table)
+    _out.print("A variant is <environment>:<variant>; several are joined by +, such as formula-one-l2:long+sighted.")
+    _out.print("gym:<id> is any registered Gymnasium environment that reports info\\['cost'].")
+    _out.print("safety-gymnasium:<id> is one of the original Safety-Gymnasium, whose frames show when there is a cost.")
+    for command, names in commands.items():
+        _out.print(f"To install {', '.join(names)}:\n  {command}", markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -309,13 +323,17 @@ def _doctor(argv: list[str]) -> None:
     _parse(NoOptions, argv, "doctor")
     from vlmsafe.doctor import examine
 
-    table = _listing("part", "found", "enables", "to install")
+    table = _listing("part", "found", "enables")
     findings = examine()
     for finding in findings:
-        found = f"[green]{finding.version}[/]" if finding.present else "[red]missing[/]"
-        install = "" if finding.present else finding.install.replace("[", r"\[")
-        table.add_row(finding.name, found, finding.enables, install)
+        table.add_row(
+            finding.name, f"[green]{finding.version}[/]" if finding.present else "[red]missing[/]", finding.enables
+        )
     _out.print(table)
+    # Commands stand below the table: one that is wrapped cannot be copied.
+    for finding in findings:
+        if not finding.present:
+            _out.print(f"To get {finding.name}:\n  {finding.install}", markup=False, soft_wrap=True)
     if any(finding.required and not finding.present for finding in findings):
         raise SystemExit(1)
 

@@ -199,7 +199,7 @@ class TrainConfig:
     """One training run."""
 
     env: str = "metadrive-easy"
-    """Environment: a name from `vlmsafe envs`, or gym:<id> for any registered Gymnasium environment."""
+    """Environment: a name from `vlmsafe envs`, a variant as <name>:<variant>, or gym:<id> or safety-gymnasium:<id>."""
     method: str = "ppo-lag"
     """Method: a name from `vlmsafe methods`; it sets the defaults of the learner and the multiplier."""
     seed: int = 0
@@ -218,6 +218,8 @@ class TrainConfig:
     """Finished episodes whose mean is the episode cost J_C, or 'epoch' for those of the epoch alone."""
     normalise_observations: bool = True
     """Whether observations are standardised by their running mean and deviation."""
+    frame_indicators: bool = False
+    """Whether frames show the simulator's own cost indicators, as published; they tell a scorer the answer."""
     fresh_workers: Literal["auto", "always", "never"] = "auto"
     """Whether workers start anew each epoch: 'auto' does so where the simulator needs it for exact repeats."""
     max_worker_restarts: int = 3
@@ -239,12 +241,18 @@ class TrainConfig:
         """Each worker's share of an epoch."""
         return self.steps_per_epoch // self.num_envs
 
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment, with frames as this run wants them."""
+        return env_spec(self.env, indicators=True if self.frame_indicators else None)
+
     def resolved(self) -> TrainConfig:
         """The same run with every default that depends on another setting filled in, and checked."""
-        spec = env_spec(self.env)
+        spec = self.spec
         config = dataclasses.replace(
             self,
             budget=spec.budget if self.budget is None else self.budget,
+            frame_indicators=bool(spec.indicators),
             run_dir=self.run_dir or default_run_dir(self),
             signal=_resolved_signal(self.signal, spec),
         )

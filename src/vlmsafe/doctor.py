@@ -14,7 +14,7 @@ from importlib import metadata
 
 from safetensors import SafetensorError, safe_open
 
-from vlmsafe.envs import ENVS
+from vlmsafe.envs import ENVS, env_spec, opengl
 from vlmsafe.signals.scorers import CLIP_DEFAULT, QWEN2_VL_DEFAULT
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 
@@ -42,13 +42,21 @@ _PACKAGES = (
     ("gymnasium", "gymnasium", "environments", "pip install gymnasium", True),
     ("polars", "polars", "evaluation tables", "pip install polars", True),
     ("metadrive-simulator", "metadrive", "metadrive-easy, -medium, -hard", ENVS["metadrive-easy"].install, False),
+    ("pybullet", "pybullet", "bullet-car-reach", "pip install 'pybullet>=3.2.6'", False),
+    # Its metadata asks for an old Gymnasium, which its code does not need.
+    ("bullet-safety-gym", "bullet_safety_gym", "bullet-car-reach", "pip install --no-deps 'bullet-safety-gym>=1.4,<2'",
+     False),
+    ("mujoco", "mujoco", "formula-one-l0, -l1, -l2", ENVS["formula-one-l0"].install, False),
+    ("safety-gymnasium", "safety_gymnasium", "safety-gymnasium:<id>", env_spec("safety-gymnasium:any").install, False),
     ("tensorboard", "tensorboard", "train --tensorboard", "pip install tensorboard", False),
-)
+)  # fmt: skip
 
-# (library, Debian package, what it enables); cv2, which MetaDrive imports, loads these at import.
+# (library, Debian package, what it enables); cv2, which MetaDrive imports, loads the first two at import.
 _LIBRARIES = (
     ("GL", "libgl1", "importing MetaDrive (OpenCV loads it)"),
     ("glib-2.0", "libglib2.0-0", "importing MetaDrive (OpenCV loads it)"),
+    ("EGL", "libegl1", "frames of formula-one"),
+    ("EGL_mesa", "libegl-mesa0", "frames of formula-one without a GPU"),
 )
 
 
@@ -68,12 +76,21 @@ def examine() -> list[Finding]:
     for library, package, enables in _LIBRARIES:
         found = ctypes.util.find_library(library)
         findings.append(Finding(package, found, enables, install_command([package])))
+    findings.append(_drawing())
     again = "install vlmsafe again: it is a part of it"
     findings.append(Finding("embedded model", _shipped(), "--scorer embedded, the default", again))
     for scorer, model in (("clip", CLIP_DEFAULT), ("qwen2-vl", QWEN2_VL_DEFAULT)):
         found = "in the cache" if _cached(model) else None
         findings.append(Finding(model, found, f"--scorer {scorer} without internet", f"hf download {model}"))
     return findings
+
+
+def _drawing() -> Finding:
+    """Which OpenGL MuJoCo will draw with; libraries that are there may still lack a driver, so it is tried."""
+    set_by_user = [name for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM") if os.environ.get(name)]
+    first = f"unset {' '.join(set_by_user)}; " if set_by_user else ""
+    install = first + install_command(list(opengl.PACKAGES))
+    return Finding("OpenGL of MuJoCo", opengl.found(), "frames of formula-one; physics needs none", install)
 
 
 def _shipped() -> str | None:

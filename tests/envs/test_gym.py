@@ -1,5 +1,6 @@
 """Any registered Gymnasium environment with a cost can be trained on, and one that cannot says why."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,10 +10,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from vlmsafe import evaluate, train
 from vlmsafe.algorithms.acting import Normaliser
 from vlmsafe.algorithms.networks import Shape, Stack
+from vlmsafe.config_yaml import read_yaml
 from vlmsafe.envs import Scenarios, env_spec
-from vlmsafe.errors import EXIT_BAD_INPUT, EnvironmentFailure, InputError
+from vlmsafe.errors import EXIT_BAD_INPUT, EnvironmentFailure, InputError, MissingDependencyError
 from vlmsafe.training.collection import CollectTask, Share, collect
 
 Register = Callable[..., str]
@@ -306,3 +309,108 @@ def test_seeds_of_training_and_evaluation_are_kept_apart():
     spec = env_spec("gym:Pendulum-v1")
     assert spec.name == "gym:Pendulum-v1"
     assert spec.training.start + spec.training.size <= spec.held_out.start
+
+
+# A stand-in for the original safety_gymnasium, of which the package index has no version with FormulaOne: a registry
+# of its own behind `make`, six values per step, a time limit inside, and frames that show the cost.
+STAND_IN = """
+import gymnasium
+import numpy as np
+
+class SafeEnv(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float64)
+
+    def __init__(self, render_mode):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.cost = 0, 0.0
+        return self.np_random.normal(size=3), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.cost = float(action[0] > 0)
+        return self.np_random.normal(size=3), 0.5, self.cost, False, self.steps >= 4, {}
+
+    def render(self):
+        assert self.render_mode == "rgb_array"
+        return np.full((6, 6, 3), (255 * self.cost, 0, 0), np.uint8)
+
+def make(id, render_mode=None):
+    if id != "SafetyRacecarFormulaOne1-v0":
+        raise gymnasium.error.NameNotFound(f"Environment `{id}` doesn't exist.")
+    return SafeEnv(render_mode)
+"""
+SAFE = "safety-gymnasium:SafetyRacecarFormulaOne1-v0"
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch) -> Iterator[None]:
+    (tmp_path / "safety_gymnasium.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "safety_gymnasium", raising=False)
+    yield
+    sys.modules.pop("safety_gymnasium", None)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_environment_of_safety_gymnasium_has_its_cost_its_limit_and_its_seeds():
+    env = env_spec(SAFE).make()
+    first, info = env.reset(seed=7)
+    assert (first.dtype, first.shape, info["scenario"]) == (np.float32, (3,), 7)
+    costs, ends = [], []
+    for push in (1.0, -1.0, 1.0, -1.0):
+        observation, reward, terminated, truncated, info = env.step(np.array([push, 0.0], np.float32))
+        assert (observation.dtype, reward, terminated) == (np.float32, 0.5, False)
+        costs.append(info["cost"])
+        ends.append(truncated)
+    assert (costs, ends) == ([1.0, 0.0, 1.0, 0.0], [False, False, False, True])
+    np.testing.assert_array_equal(env.reset(seed=7)[0], first)
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_frames_of_safety_gymnasium_are_its_own_with_the_indicators_it_draws():
+    spec = env_spec(SAFE)
+    assert spec.indicators is True
+    env = dataclasses.replace(spec, frames=True).make()
+    env.reset(seed=0)
+    env.step(np.array([1.0, 0.0], np.float32))
+    assert env.frame()[0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_run_in_safety_gymnasium_records_that_its_frames_show_the_cost(tmp_path):
+    run = train(env=SAFE, total_steps=16, steps_per_epoch=8, learner={"update_iters": 1}, run_dir=str(tmp_path / "run"),
+                quiet=True)  # fmt: skip
+    assert read_yaml(run.path / "config.yaml")["frame_indicators"] is True
+    assert evaluate(run, episodes=1)["length"].to_list() == [4]
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_an_id_that_safety_gymnasium_does_not_know_is_one_line():
+    with pytest.raises(InputError, match=r"'safety-gymnasium:Nothing-v0' cannot be made: NameNotFound") as caught:
+        env_spec("safety-gymnasium:Nothing-v0").make()
+    assert "\n" not in str(caught.value)
+
+
+def test_without_safety_gymnasium_the_error_holds_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "site-packages" not in entry])
+    monkeypatch.delitem(sys.modules, "safety_gymnasium", raising=False)
+    with pytest.raises(MissingDependencyError, match=r'pip install "safety-gymnasium @ git\+https://github\.com/PKU'):
+        env_spec(SAFE).make()
+
+
+@pytest.mark.parametrize("broken", ["raise TypeError('unhashable array')", "import no_such_part"])
+def test_a_safety_gymnasium_that_cannot_be_imported_is_one_line(tmp_path, monkeypatch, broken):
+    (tmp_path / "safety_gymnasium.py").write_text(broken)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "safety_gymnasium", raising=False)
+    with pytest.raises(InputError, match="cannot import 'safety_gymnasium'"):
+        env_spec(SAFE).make()
+
+
+def test_the_prefix_alone_is_no_environment():
+    with pytest.raises(InputError, match=r"unknown environment 'safety-gymnasium:'"):
+        env_spec("safety-gymnasium:")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from vlmsafe.envs.api import Env, EnvSpec, Scenarios, Variant
-from vlmsafe.errors import unknown_name
+from vlmsafe.errors import InputError, unknown_name
 
 __all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec"]
 
-_GYM_PREFIX = "gym:"
+_GYM_PREFIX, _SAFETY_PREFIX = "gym:", "safety-gymnasium:"
 
 
 def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
@@ -66,6 +68,7 @@ ENVS: dict[str, EnvSpec] = {
             module="vlmsafe.envs.bullet",
             horizon=500,
             budget=25.0,
+            step_seconds=4 / 60,
             training=Scenarios(0, 10_000),
             held_out=Scenarios(10_000, 40_000),
             package="bullet_safety_gym",
@@ -108,20 +111,50 @@ ENVS: dict[str, EnvSpec] = {
 }
 
 
-def env_spec(name: str) -> EnvSpec:
-    """The spec of a named environment, of a variant as `<name>:<variant>`, or of any Gymnasium one as `gym:<id>`."""
+def env_spec(name: str, *, indicators: bool | None = None) -> EnvSpec:
+    """The spec of a named environment, of a variant as `<name>:<variant>`, or of any other one as `<prefix>:<id>`.
+
+    `indicators` says whether frames show the simulator's own cost indicators; by default they do where they cannot be
+    left out.
+    """
+    spec = _named(name)
+    if indicators is None or indicators == spec.indicators:
+        return spec
+    if spec.indicators is None and indicators:
+        drawing = [known.name for known in ENVS.values() if known.indicators is not None]
+        raise InputError(
+            f"frame_indicators is true, but environment '{name}' draws no cost indicators; leave it out, or choose "
+            f"one that does: {', '.join(drawing)}"
+        )
+    if spec.indicators and not indicators:
+        raise InputError(f"the frames of environment '{name}' always show its cost indicators; leave indicators out")
+    return spec if spec.indicators is None else replace(spec, indicators=indicators)
+
+
+def _named(name: str) -> EnvSpec:
     if name.startswith(_GYM_PREFIX) and len(name) > len(_GYM_PREFIX):
-        return EnvSpec(
-            name=name,
-            summary="a registered Gymnasium environment",
-            module="vlmsafe.envs.gym",
-            horizon=None,
-            budget=25.0,
-            # A Gymnasium environment knows no scenarios, only seeds; the pools keep the two uses of seeds apart.
-            training=Scenarios(0, 1_000_000),
-            held_out=Scenarios(1_000_000, 1_000_000),
+        return _registered(name, "a registered Gymnasium environment")
+    if name.startswith(_SAFETY_PREFIX) and len(name) > len(_SAFETY_PREFIX):
+        return replace(
+            _registered(name, "an environment of the original Safety-Gymnasium"),
+            package="safety_gymnasium",
+            install='pip install "safety-gymnasium @ git+https://github.com/PKU-Alignment/safety-gymnasium"',
+            indicators=True,  # its renderer draws them, and no setting takes them all away
         )
     known, _, variants = name.partition(":")
     if known not in ENVS:
-        raise unknown_name("environment", name, [*ENVS, "gym:<id>"])
+        raise unknown_name("environment", name, [*ENVS, "gym:<id>", "safety-gymnasium:<id>"])
     return ENVS[known].varied(variants) if variants else ENVS[known]
+
+
+def _registered(name: str, summary: str) -> EnvSpec:
+    return EnvSpec(
+        name=name,
+        summary=summary,
+        module="vlmsafe.envs.gym",
+        horizon=None,
+        budget=25.0,
+        # A registered environment knows no scenarios, only seeds; the pools keep the two uses of seeds apart.
+        training=Scenarios(0, 1_000_000),
+        held_out=Scenarios(1_000_000, 1_000_000),
+    )

@@ -2,6 +2,10 @@
 
 The cost is `info["cost"]`, or the third element of Safety-Gymnasium's six-tuple (observation, reward, cost,
 terminated, truncated, info). Dictionary and image-shaped observations are flattened.
+
+`safety-gymnasium:<id>` is an environment of the original Safety-Gymnasium, which has a registry of its own. Its
+renderer draws a red sphere around the agent while there is a cost, and markers of the lidar: frames tell a scorer the
+answer, and its runs record that as `frame_indicators: true`.
 """
 
 from __future__ import annotations
@@ -89,13 +93,12 @@ class GymEnv(Env):
 
 def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
     """Called by `EnvSpec.make`; a Gymnasium environment has only its seed, so nothing is left to randomise."""
-    env_id = spec.name.removeprefix("gym:")
+    family, _, env_id = spec.name.partition(":")
+    if family == "safety-gymnasium":
+        return GymEnv(_make_safe(spec, env_id), spec.name, None, scenarios)
     module, _, registered_id = env_id.rpartition(":")
-    try:
-        if module:
-            importlib.import_module(module)  # which registers the environment
-    except Exception as error:  # whatever the user's module raises on import
-        raise InputError(f"cannot import '{module}' for environment '{spec.name}': {_one_line(error)}") from None
+    if module:
+        _import(module, spec)  # which registers the environment
     if any(name.startswith(f"{registered_id}-v") for name in gymnasium.registry):  # the version was left out
         raise unknown_name("Gymnasium environment", registered_id, sorted(gymnasium.registry))
     try:
@@ -103,7 +106,7 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
     except gymnasium.error.NameNotFound:
         raise unknown_name("Gymnasium environment", registered_id, sorted(gymnasium.registry)) from None
     except gymnasium.error.Error as error:
-        raise InputError(f"environment '{spec.name}' cannot be made: {_one_line(error)}") from None
+        raise _cannot_be_made(spec, error) from None
     # Gymnasium's own time limit and checkers unpack five values; without them a six-tuple passes through, and the
     # limit is kept here.
     time_limit, registered.max_episode_steps = registered.max_episode_steps, None
@@ -113,8 +116,29 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
     try:
         inner: gymnasium.Env[Any, Any] = gymnasium.make(registered)
     except gymnasium.error.Error as error:
-        raise InputError(f"environment '{spec.name}' cannot be made: {_one_line(error)}") from None
+        raise _cannot_be_made(spec, error) from None
     return GymEnv(inner, spec.name, time_limit, scenarios)
+
+
+def _make_safe(spec: EnvSpec, env_id: str) -> gymnasium.Env[Any, Any]:
+    """From the original package, whose own time limit knows six-tuples."""
+    package = _import("safety_gymnasium", spec)
+    try:
+        inner: gymnasium.Env[Any, Any] = package.make(env_id, render_mode="rgb_array" if spec.frames else None)
+    except gymnasium.error.Error as error:  # the package raises Gymnasium's
+        raise _cannot_be_made(spec, error) from None
+    return inner
+
+
+def _import(module: str, spec: EnvSpec) -> Any:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # whatever a module that is not ours raises on import
+        raise InputError(f"cannot import '{module}' for environment '{spec.name}': {_one_line(error)}") from None
+
+
+def _cannot_be_made(spec: EnvSpec, error: Exception) -> InputError:
+    return InputError(f"environment '{spec.name}' cannot be made: {_one_line(error)}")
 
 
 def _render_modes(registered: EnvSpecOfGym) -> list[str]:

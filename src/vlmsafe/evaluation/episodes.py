@@ -16,7 +16,6 @@ import polars as pl
 
 from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
 from vlmsafe.algorithms.networks import Shape, Stack
-from vlmsafe.envs import env_spec
 from vlmsafe.envs.api import Env, EnvSpec
 from vlmsafe.envs.stream import Reader, Stream
 from vlmsafe.envs.workers import EnvRecipe, Task, WorkerPool
@@ -131,7 +130,7 @@ class Plan:
     ) -> Plan:
         """Everything that can be refused before the first episode; the arguments are those of `evaluate`."""
         run = run if isinstance(run, Run) else Run.open(run)
-        chosen, spec = protocol(protocol_name), env_spec(run.config.env)
+        chosen, spec = protocol(protocol_name), run.config.spec
         count = chosen.episodes if episodes is None else episodes
         size = len(os.sched_getaffinity(0)) if processes is None else processes
         for name, value in (("episodes", count), ("processes", size)):
@@ -262,7 +261,7 @@ def load_policy(run: Run, checkpoint: Checkpoint) -> tuple[Policy, Normaliser | 
 
 def _table(rows: list[dict[str, Any]], run: Run, checkpoint: Checkpoint) -> pl.DataFrame:
     """One row per episode, with the verdicts C > d and C > 4 d, strictly."""
-    budget, training = run.config.budget, env_spec(run.config.env).training
+    budget, training = run.config.budget, run.config.spec.training
     assert budget is not None
     finished = run.epochs_done() >= run.config.epochs
     complete = [

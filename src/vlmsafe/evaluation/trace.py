@@ -7,6 +7,7 @@ kept. What is recorded are similarities, from which any rule and any gate can be
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from vlmsafe.envs import env_spec
 from vlmsafe.envs.api import Env
 from vlmsafe.envs.stream import Sender, Stream
 from vlmsafe.envs.workers import EnvRecipe, WorkerPool
@@ -158,6 +160,7 @@ def trace(
     every: int = 1,
     facts: bool = False,
     batch: int = 64,
+    indicators: bool | None = None,
     allow_untrained: bool = False,
     write: bool = False,
     on_episode: Callable[[int], None] = lambda done: None,
@@ -168,8 +171,10 @@ def trace(
     One scorer gives the columns `similarity_0`, ..., `positive`, `negative` and `margin`; several, by name, give them
     with their name and an underscore in front. They are null at steps that were not scored. The environment's progress
     is there under its own names, `hazard` is null where it has none, and `facts` adds its privileged measures as
-    `fact_<name>`. `batch` frames are scored together. `write` puts the table into the run, in place of an earlier one,
-    as `evaluations/trace-<protocol>.parquet`. The other arguments are those of `evaluate`.
+    `fact_<name>`. `batch` frames are scored together. `indicators` draws the simulator's cost indicators into frames,
+    or leaves them out, whatever the run did: what they give away is the difference of the two. `write` puts the table
+    into the run, in place of an earlier one, as `evaluations/trace-<protocol>.parquet`, or under a name of its own
+    where `indicators` departs from the run. The other arguments are those of `evaluate`.
     """
     named = {"": scorers} if isinstance(scorers, Scorer) else dict(scorers)
     for name, value in (("every", every), ("batch", batch)):
@@ -179,7 +184,13 @@ def trace(
         run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
         allow_untrained=allow_untrained, on_note=on_note,
     )  # fmt: skip
-    path = table_path(plan.run, plan.protocol, epoch, prefix="trace-")
+    prefix = "trace-"
+    if indicators is not None:
+        spec = env_spec(plan.run.config.env, indicators=indicators)
+        if bool(spec.indicators) != bool(plan.spec.indicators):
+            prefix += "indicators-" if indicators else "no-indicators-"
+        plan = dataclasses.replace(plan, spec=spec)
+    path = table_path(plan.run, plan.protocol, epoch, prefix)
     if write:
         require_writable(path)
     with _Judges(named) as judges:

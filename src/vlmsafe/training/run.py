@@ -133,7 +133,9 @@ class Run:
     def restore(self) -> tuple[Checkpoint, list[str]]:
         """The newest readable checkpoint, with the row files cut back to it, and what was wrong with newer ones."""
         checkpoint, problems = newest_checkpoint(self.checkpoints)
-        then, now = flatten(checkpoint.values["config"]), flatten(self._settings())
+        # A setting that is younger than the run had what is its default now.
+        then = flatten(to_dict(TrainConfig())) | flatten(checkpoint.values["config"])
+        now = flatten(self._settings())
         changed = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             raise RunError(

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from vlmsafe.config import TrainConfig
-from vlmsafe.envs import EnvSpec, env_spec
+from vlmsafe.envs import EnvSpec
 from vlmsafe.envs.workers import EnvRecipe, WorkerPool
 from vlmsafe.errors import Interrupted
 from vlmsafe.signals.prompts import PromptSet
@@ -38,7 +38,7 @@ def set_up(config: TrainConfig, prompts: PromptSet | None, seed: tuple[int, ...]
 
 def describe(config: TrainConfig, looks_at: Look, stop: StopRequest) -> tuple[EnvSpec, Dimensions]:
     """A configuration's environment, and its sizes as found by making it once in a worker."""
-    spec = dataclasses.replace(env_spec(config.env), frames=looks_at == "frame")
+    spec = dataclasses.replace(config.spec, frames=looks_at == "frame")
     spec.require()
     task = DescribeTask(looks_at, spec.training.start)
     with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1) as pool:

@@ -333,6 +333,8 @@ class Trainer:
             self.run.event("started", **self._scorer_details())
             for note in self.scoring.scorer.notes(self.config.env) if self.scoring else []:
                 self.display.note(note)
+            if self.config.frame_indicators and self.spec.frames:
+                self.display.note("frames show the simulator's cost indicators: scores of them partly read the cost")
             self._calibrate_if_needed()
             self.probe = self.scoring.probe() if self.scoring else None
             self.save()

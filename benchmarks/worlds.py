@@ -1,0 +1,233 @@
+"""What the simulated worlds cost: steps, frames and resets, beside the plain way to have the same world.
+
+    python benchmarks/worlds.py [--envs bullet-car-reach formula-one-l2] [--steps 1000] [--rounds 5]
+
+Steps are those of `env.step`, with physics, observation, lidar and cost, per second of CPU time; the scripted driver
+of the environment, whose own time is left out, or else random actions drive. Frames are in milliseconds of wall time,
+which wants an idle machine, and of CPU time, which counts all threads of a renderer; resets in milliseconds of CPU
+time. Beside Bullet stands the bare package with the obstacles of the original registration, beside FormulaOne the same
+world with its barriers as free bodies that never sleep; both repeat the actions, and are measured in every round after
+ours. Figures are medians over rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest import mock
+
+import gymnasium
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from vlmsafe.algorithms.acting import ActionMap
+from vlmsafe.envs import ENVS, env_spec
+from vlmsafe.envs.api import Env
+
+OBSTACLES = {
+    "Box": {"number": 1, "fixed_base": False, "movement": "circular"},
+    "Puddle": {"number": 8, "fixed_base": True, "movement": "static"},
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure simulated worlds."""
+
+    envs: tuple[str, ...] = tuple(name for name, spec in ENVS.items() if spec.package is not None)
+    """Environments, variants too; by default all that have a simulator."""
+    steps: int = 1000
+    """Steps of a round."""
+    plain_steps: int = 200
+    """Of which the plain way repeats so many; with free bodies it is slow."""
+    frames: int = 40
+    """Frames of a round, spread over its steps."""
+    resets: int = 5
+    """Resets of a round."""
+    rounds: int = 5
+    """How often everything is measured."""
+
+
+class Figures(NamedTuple):
+    """Of one round."""
+
+    steps_per_second: float
+    frame_p50: float
+    frame_p95: float
+    frame_cpu: float
+    reset: float
+
+
+Action = NDArray[np.floating[Any]]
+
+
+class Driven(NamedTuple):
+    """What was measured, and what was done."""
+
+    figures: Figures
+    actions: list[Action]
+
+
+def drive(
+    options: Options,
+    steps: int,
+    reset: Callable[[int], object],
+    step: Callable[[Action], bool],
+    frame: Callable[[], object],
+    act: Callable[[int], Action],
+    first: int,
+) -> Driven:
+    """Episodes from a scenario on until so many steps are done; `step` says whether the episode is over."""
+    resets, frames, frames_cpu, seconds, actions = [], [], [], 0.0, []
+    scenario, over = first, True
+    reset(scenario)
+    frame()  # the first one of a process also starts the renderer
+    for number in range(steps):
+        if over:
+            reset(scenario)
+            scenario += 1
+        action = act(number)
+        actions.append(action)
+        begun = time.process_time()
+        over = step(action)
+        seconds += time.process_time() - begun
+        if number % max(steps // options.frames, 1) == 0:
+            begun, begun_cpu = time.perf_counter(), time.process_time()
+            frame()
+            frames.append(1e3 * (time.perf_counter() - begun))
+            frames_cpu.append(1e3 * (time.process_time() - begun_cpu))
+    for number in range(options.resets):
+        begun = time.process_time()
+        reset(first + number)
+        resets.append(1e3 * (time.process_time() - begun))
+    p50, p95 = np.percentile(frames, [50, 95])
+    cpu, reset_cpu = statistics.median(frames_cpu), statistics.median(resets)
+    return Driven(Figures(steps / seconds, float(p50), float(p95), cpu, reset_cpu), actions)
+
+
+def measure(env: Env, options: Options, first: int, replayed: list[Action] | None = None) -> Driven:
+    """One round in one of our environments, driven by its driver, or by actions that are given."""
+    assert isinstance(env.action_space, gymnasium.spaces.Box)
+    to_env, rng = ActionMap.to(env.action_space), np.random.default_rng(first)
+    drivers: list[Callable[[], NDArray[np.float64]] | None] = []
+
+    def reset(scenario: int) -> None:
+        env.reset(seed=scenario)
+        drivers[:] = [env.expert()]
+
+    def act(number: int) -> Action:
+        if replayed is not None:
+            return replayed[number]
+        driver = drivers[0]
+        chosen = rng.uniform(-1.0, 1.0, len(to_env.low)) if driver is None else driver()
+        return to_env(np.asarray(chosen, np.float32))
+
+    def step(action: Action) -> bool:
+        _, _, terminated, truncated, _ = env.step(action)
+        return terminated or truncated
+
+    steps = options.steps if replayed is None else min(options.plain_steps, len(replayed))
+    return drive(options, steps, reset, step, env.frame, act, first)
+
+
+def plain_bullet(options: Options, first: int, replayed: list[Action]) -> Driven:
+    """The bare package: its own environment, its own picture of everything."""
+    import bullet_safety_gym  # noqa: F401 - which registers it
+
+    bare = gymnasium.make("SafetyCarReach-v0", obstacles=OBSTACLES, disable_env_checker=True)
+
+    def step(action: Action) -> bool:
+        _, _, terminated, truncated, _ = bare.step(action)
+        return bool(terminated or truncated)
+
+    inner: Any = bare.unwrapped
+    try:
+        return drive(
+            options, min(options.plain_steps, len(replayed)), lambda scenario: bare.reset(), step,
+            lambda: inner.render("rgb_array"), lambda number: replayed[number], first,
+        )  # fmt: skip
+    finally:
+        bare.close()
+
+
+def plain_formula_one(name: str, options: Options, first: int, replayed: list[Action]) -> Driven:
+    """The same environment on a world whose barriers are free bodies, all of them simulated at every step."""
+    import mujoco
+
+    from vlmsafe.envs.formula_one import env as module
+    from vlmsafe.envs.formula_one.model import build
+
+    @functools.cache
+    def build_plainly(barriers: int) -> Any:
+        model = build(barriers, "free")
+        model.opt.enableflags &= ~int(mujoco.mjtEnableBit.mjENBL_SLEEP)
+        return model
+
+    with mock.patch.object(module, "build", build_plainly):
+        env = env_spec(name).make()
+    try:
+        return measure(env, options, first, replayed)
+    finally:
+        env.close()
+
+
+def plain(name: str, options: Options, first: int, replayed: list[Action]) -> Figures | None:
+    """The plain way to have an environment's world, where there is one."""
+    if name.startswith("bullet-"):
+        return plain_bullet(options, first, replayed).figures
+    if name.startswith(("formula-one-l1", "formula-one-l2")):
+        return plain_formula_one(name, options, first, replayed).figures
+    return None
+
+
+def medians(rounds: list[Figures]) -> Figures:
+    return Figures(*(statistics.median(column) for column in zip(*rounds, strict=True)))
+
+
+def main(options: Options) -> None:
+    console = Console(highlight=False, width=100)
+    table = Table("environment", "", "steps/CPU-s", "frame p50, ms", "p95", "CPU", "reset, ms")
+    for name in options.envs:
+        spec = env_spec(name)
+        if spec.package is not None and importlib.util.find_spec(spec.package) is None:
+            console.print(f"{name} is left out: {spec.package} is not installed")
+            continue
+        ours: list[Figures] = []
+        theirs: list[Figures] = []
+        env = spec.make(randomise=False)
+        try:
+            for number in range(options.rounds):
+                first = spec.training.start + 100 * number
+                figures, actions = measure(env, options, first)
+                ours.append(figures)
+                if (other := plain(name, options, first, actions)) is not None:
+                    theirs.append(other)
+        finally:
+            env.close()
+        middle = medians(ours)
+        table.add_row(name, "here", *map(shown, middle))
+        if theirs:
+            other = medians(theirs)
+            gains = [a.steps_per_second / b.steps_per_second for a, b in zip(ours, theirs, strict=True)]
+            times = (statistics.median(gains), *(b / a for a, b in zip(middle[1:], other[1:], strict=True)))
+            # FormulaOne's plain world is drawn and reset by the same code.
+            compared = len(times) if name.startswith("bullet-") else 1
+            table.add_row("", "plain", *map(shown, other[:compared]))
+            table.add_row("", "times faster", *map(shown, times[:compared]))
+    console.print(table)
+
+
+def shown(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
