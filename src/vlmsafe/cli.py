@@ -164,7 +164,9 @@ def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, fl
         state = ", UNTRAINED"
     title = f"{config.method} on {config.env}, seed {config.seed}, {protocol_name}{state}"
     table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1), title_justify="left")
-    for heading in ("episodes", "return", "cost", "budget", "C > d", "C > 4d", "arrived", "steps"):
+    metrics = config.spec.metrics
+    names = [name.replace("_", " ") for name in metrics]
+    for heading in ("episodes", "return", "cost", "budget", "C > d", "C > 4d", "arrived", "steps", *names):
         table.add_column(heading, justify="right", no_wrap=True)
 
     def percent(value: float | None) -> str:
@@ -183,6 +185,7 @@ def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, fl
         percent(figures["catastrophe_rate"]),
         percent(figures["arrival_rate"]),
         figure("length"),
+        *(figure(name) for name in metrics),
     )
     return table
 

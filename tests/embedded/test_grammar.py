@@ -6,6 +6,7 @@ import pytest
 from vlmsafe.embedded import grammar
 from vlmsafe.embedded.facts import FACTS
 from vlmsafe.signals.prompts import load_prompts, shipped_prompts
+from vlmsafe.signals.scorers.embedded.model import Architecture
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer, split
 
 
@@ -39,13 +40,19 @@ def test_a_template_that_could_write_a_prompt_is_held_back_from_it() -> None:
 
 def test_the_words_of_prompts_and_held_out_sentences_are_known() -> None:
     tokenizer = Tokenizer(grammar.vocabulary())
-    texts = [text for name in ("metadrive", "metadrive-v2", "metadrive-v3") for text in load_prompts(name).texts]
+    texts = [text for name in shipped_prompts() for text in load_prompts(name).texts]
     texts += [text for group in grammar.held_out().values() for text in group]
     assert not any(tokenizer.encode(texts)[1])
 
 
 def test_held_out_sentences_state_known_facts() -> None:
     assert set(grammar.held_out()) <= set(FACTS)
+
+
+def test_every_caption_of_one_fact_is_short_enough_for_the_scorer() -> None:
+    rng = np.random.default_rng(6)
+    longest = max(len(list(split(grammar.caption(fact, rng)))) for fact in FACTS for _ in range(100))
+    assert longest <= Architecture().longest
 
 
 def test_two_facts_in_one_sentence_are_joined_by_the_word() -> None:

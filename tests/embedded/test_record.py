@@ -1,8 +1,10 @@
 """Recordings: what a file holds, and that it is what happened."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from vlmsafe.embedded.data import moments, read
 from vlmsafe.embedded.drivers import KINDS, driver
 from vlmsafe.embedded.facts import FACTS, MEASURES
 from vlmsafe.embedded.pictures import ROUNDING, decode, encode
-from vlmsafe.embedded.record import AFTER_CONTACT, RecordTask
+from vlmsafe.embedded.record import AFTER_CONTACT, RecordTask, step_limit
 from vlmsafe.envs import Env, Scenarios, env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.signals.moments import APART
@@ -110,6 +112,19 @@ def test_recordings_of_several_files_keep_their_episodes_apart(tmp_path: Path) -
     assert len(chosen) == len(chosen.observations) == (examples.env == "speeding").sum()
 
 
+def test_a_recording_made_before_a_measure_was_known_is_read_without_it(tmp_path: Path) -> None:
+    path, old = tmp_path / "braking.0000.npz", tmp_path / "braking.0001.npz"
+    task(path, episodes=3).run(made(), lambda steps: None)
+    with np.load(path) as held:
+        arrays = dict(held.items())
+    names = ["bump_gap", "pace", "hazard"]
+    columns = [list(MEASURES).index(name) for name in names]
+    np.savez(old, **{**arrays, "measure_names": np.array(names), "measures": arrays["measures"][:, columns]})
+    now, then = read([path]), read([old])
+    np.testing.assert_array_equal(now.measures, then.measures)
+    np.testing.assert_array_equal(now.truths, then.truths)
+
+
 def test_without_recordings_reading_says_so() -> None:
     with pytest.raises(InputError, match="no recordings"):
         read([])
@@ -128,8 +143,91 @@ def test_every_kind_of_driver_can_drive_every_environment(kind: Any, name: str) 
     env = made(name)
     observation, _ = env.reset(seed=0)
     became, act = driver(kind, env, [], np.random.default_rng(0))
-    assert became in (("dice", "straight") if name == "speeding" else KINDS[:7])
+    assert became in (("dice", "straight") if name == "speeding" else KINDS[:9])
     for _ in range(80):
         action = act(observation)
         assert action.shape == env.action_space.shape
         assert np.abs(action).max() <= 1.0
+
+
+class Sandbox(Env):
+    """Two actions, of which the second steers; from step 30 on something is touched, which costs nothing."""
+
+    steering = 1
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return np.zeros(1, np.float32), 0.0, False, False, {"cost": 0.0}
+
+    def frame(self) -> Any:
+        return np.zeros((8, 8, 3), np.uint8)
+
+    def facts(self) -> Any:
+        return {"hit": float(self._steps >= 30)}
+
+    def expert(self) -> Any:
+        return lambda: np.array([0.25, 0.0])
+
+
+class Counting(Sandbox):
+    """Its expert's throttle is the number of the call, in hundredths."""
+
+    def expert(self) -> Any:
+        calls = itertools.count()
+        return lambda: np.array([next(calls) / 100.0, 0.0])
+
+
+def _driven(kind: Any, seed: int, env: type[Sandbox] = Sandbox) -> np.ndarray:
+    _, act = driver(kind, env(), [], np.random.default_rng(seed))
+    return np.array([act(np.zeros(1, np.float32)) for _ in range(60)])
+
+
+@pytest.mark.parametrize(("kind", "disturbed", "kept"), [("pulling", 1, 0), ("blind", 0, 1)])
+def test_a_fault_of_the_steering_is_one_of_the_action_that_steers(kind: Any, disturbed: int, kept: int) -> None:
+    expert = np.array([0.25, 0.0])
+    driven = _driven(kind, 0)
+    assert (driven[:, kept] == expert[kept]).all()
+    assert driven[-1, disturbed] != expert[disturbed]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_who_is_late_does_what_was_right_some_steps_ago(seed: int) -> None:
+    behind = np.arange(60) - np.round(100 * _driven("late", seed, Counting)[:, 0])
+    begun = int((behind > 0).argmax())
+    assert (behind[:begun] == 0).all()
+    assert 8 <= behind[-1] <= 30
+    assert (behind[max(begun, 31) :] == behind[-1]).all()
+
+
+def test_who_swerves_steers_to_one_side_and_does_not_slow_down() -> None:
+    driven = _driven("swerving", 0)[-1]
+    assert abs(driven[1]) > 0.03
+    assert driven[0] >= 0.2
+
+
+def test_who_drives_straight_on_or_rolls_dice_steers_little_on_average() -> None:
+    steady = np.array([_driven("straight", seed)[0] for seed in range(40)])
+    assert np.abs(steady[:, 1]).max() < 0.2
+    assert steady[:, 0].min() >= 0.1
+    dice = np.array([_driven("dice", seed).mean(axis=0) for seed in range(200)])
+    assert np.abs(dice[:, 1].mean()) < 0.05 < dice[:, 0].mean()
+
+
+def test_a_contact_that_costs_nothing_ends_a_recording_too_and_short_steps_make_longer_ones(tmp_path: Path) -> None:
+    recorded = RecordTask(tmp_path / "a.npz", "sandbox", 0.04, Scenarios(0, 9), False, episodes=30, seed=(0,))
+    recorded.run(Sandbox(), lambda steps: None)
+    with np.load(tmp_path / "a.npz") as held:
+        lengths = held["length"].tolist()
+    assert set(lengths) == {30 + AFTER_CONTACT, 240}
+    assert lengths.count(240) < 15
+
+
+@pytest.mark.parametrize(("step_seconds", "steps"), [(0.1, 160), (0.2, 160), (1.0, 160), (0.04, 240)])
+def test_an_episode_lasts_at_least_as_many_steps_and_as_long(step_seconds: float, steps: int) -> None:
+    assert step_limit(step_seconds) == steps

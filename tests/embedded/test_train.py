@@ -1,5 +1,6 @@
 """Training: the loss, and that meaning is learnt."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,14 @@ def test_dangerous_frames_are_drawn_as_often_as_others(examples: Examples) -> No
     assert weights.sum() == pytest.approx(1.0)
     assert 0.05 < danger.mean() < 0.95
     assert weights[danger].sum() == pytest.approx(0.5)
+
+
+def test_worlds_are_drawn_as_often_as_they_weigh_however_many_frames_they_have(examples: Examples) -> None:
+    names = np.array(["metadrive-easy", "metadrive-hard", "formula-one-l2", "bullet-car-reach", "braking"])
+    envs = names[np.random.default_rng(0).choice(5, len(examples), p=(0.5, 0.2, 0.1, 0.1, 0.1))]
+    weights = frame_weights(replace(examples, env=envs))
+    shares = [weights[np.isin(envs, chosen)].sum() for chosen in (names[:2], names[2], names[3], names[4])]
+    assert shares == pytest.approx(np.array([1.0, 1.0, 0.6, 0.15]) / 2.75)
 
 
 def test_a_short_training_tells_danger_from_safety_in_other_words_and_scenarios(

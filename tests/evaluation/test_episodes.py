@@ -6,7 +6,7 @@ import pytest
 from vlmsafe import evaluate, train
 from vlmsafe.envs import ENVS
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.episodes import SCHEMA, summary
+from vlmsafe.evaluation.episodes import SCHEMA, EpisodeTask, load_policy, summary
 from vlmsafe.evaluation.protocols import PROTOCOLS
 from vlmsafe.training.run import Run
 
@@ -66,6 +66,21 @@ def test_summary_averages_episodes(run):
     assert figures["cost"] == pytest.approx(sum(table["cost"]) / 4)
     assert figures["violation_rate"] == pytest.approx(table["violation"].sum() / 4)
     assert figures["arrival_rate"] is None  # this environment has nowhere to arrive
+
+
+def test_task_metrics_of_an_environment_are_columns_and_means(tmp_path):
+    run = train(env="braking", total_steps=400, steps_per_epoch=400, run_dir=str(tmp_path / "run"), quiet=True)
+    table = evaluate(run, episodes=2)
+    driven = [
+        EpisodeTask(*load_policy(run, run.checkpoint(None)[0]), [scenario], [None]) for scenario in (10_000, 10_001)
+    ]
+    for row, task in zip(table.rows(named=True), driven, strict=True):
+        env = ENVS["braking"].make(ENVS["braking"].held_out)
+        for _, step in task.drive(env, lambda steps: None):
+            if step.last:
+                assert row["distance"] == env.progress()["distance"] > 0.0
+                assert row["length"] == step.number
+    assert summary(table)["distance"] == pytest.approx(table["distance"].mean())
 
 
 def test_unknown_protocol_and_protocol_of_another_environment_are_refused(run):

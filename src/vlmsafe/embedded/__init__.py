@@ -1,6 +1,6 @@
 """Making the scorer that ships with the package: record, caption, train, measure, write. No run needs any of it.
 
-agents.py    policies trained for the purpose, some to be recorded and one to be tested on
+plan.py      how much of everything, and the agents trained for the purpose: some to be recorded, some to be tested on
 drivers.py   who drives while frames are recorded: dice, experts with faults, agents
 record.py    short episodes with frames and privileged measures, as files
 pictures.py  frames as a few hundred bytes

@@ -1,6 +1,6 @@
 """The whole making of the scorer, stage by stage, in one directory. A stage leaves what is there already.
 
-agents/           policies: some to be recorded, one to be tested on
+agents/           policies: some to be recorded, some to be tested on
 recordings/       training scenarios; held-out/ holds the same of held-out ones
 weights.safetensors, data.json
 figures.json      what was measured
@@ -12,106 +12,33 @@ The training stage needs recordings, torch and Pillow alone: it can run on anoth
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmsafe.embedded.plan import EPISODES_PER_FILE, EPOCH, AgentPlan, BuildPlan
 from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.signals.scorers.embedded import revision_of
 from vlmsafe.training.files import make_directory, write_atomically
 
 if TYPE_CHECKING:
     from vlmsafe.embedded.data import Examples
+    from vlmsafe.embedded.drivers import Agent
     from vlmsafe.embedded.train import Schedule
+    from vlmsafe.signals.scorers.embedded.model import Embedding
+
+__all__ = ["STAGES", "AgentPlan", "BuildPlan", "Stage", "build"]
 
 Stage = Literal["agents", "record", "train", "measure", "card"]
 STAGES: tuple[Stage, ...] = ("agents", "record", "train", "measure", "card")
-
-EPISODES_PER_FILE = 25
-EPOCH = 4000  # steps, of an agent's training
-
-
-@dataclass(frozen=True)
-class AgentPlan:
-    """A policy trained for the making of the scorer."""
-
-    method: str
-    seed: int
-    steps: int
-    initial_std: float = 1.0
-
-    @property
-    def name(self) -> str:
-        return f"{self.method}-{self.seed}"
-
-
-@dataclass(frozen=True)
-class BuildPlan:
-    """How much of everything. The defaults take some hours on two cores."""
-
-    recorded: tuple[AgentPlan, ...] = (
-        AgentPlan("ppo", 1, 240_000), AgentPlan("ppo-lag", 3, 240_000), AgentPlan("ppo-lag", 5, 240_000, 0.3),
-    )  # fmt: skip
-    """Agents that drive in recordings."""
-    tested: AgentPlan = AgentPlan("ppo-lag", 2, 240_000)
-    """The agent on whose episodes anticipation is measured; it drives in no recording."""
-    choice: str = (
-        'The agent is one of five that were trained, chosen because it drives: the others hardly move. When "about to" '
-        "is\ntrue was settled on other episodes of the same agent, on scenarios of the training pool that no recording "
-        "holds."
-    )
-    """How the tested agent and the settings were chosen, for the card: what a reader of its figures must know."""
-    env: str = "metadrive-easy"
-    """Where agents are trained and the last one is tested."""
-    training_files: tuple[tuple[str, int], ...] = (
-        ("metadrive-easy", 65), ("metadrive-medium", 26), ("metadrive-hard", 4), ("braking", 8), ("speeding", 4),
-    )  # fmt: skip
-    """Files of 25 episodes each, per environment, on scenarios of the training pool."""
-    held_out_files: tuple[tuple[str, int], ...] = (
-        ("metadrive-easy", 6), ("metadrive-medium", 3), ("metadrive-hard", 1), ("braking", 2), ("speeding", 2),
-    )  # fmt: skip
-    steps: int = 6000
-    """Of training."""
-    moments_per_step: int = 512
-    wordings: int = 3000
-    """Captions drawn per fact."""
-    ceiling_steps: int = 3000
-    """Of the training of the network on observations."""
-    test_episodes: int = 100
-
-    def scaled(self, share: float) -> BuildPlan:
-        """A smaller or larger build of the same kind; nothing becomes less than one."""
-        if not share > 0.0:
-            raise InputError(f"scale is {share}; it must be greater than 0")
-
-        def some(count: int, unit: int = 1) -> int:
-            return max(1, round(count * share / unit)) * unit
-
-        def agent(plan: AgentPlan) -> AgentPlan:
-            # Whole epochs; a short run is one epoch of whatever length.
-            steps = some(plan.steps, EPOCH) if plan.steps * share >= EPOCH else some(plan.steps)
-            return replace(plan, steps=steps)
-
-        return BuildPlan(
-            tuple(agent(plan) for plan in self.recorded),
-            agent(self.tested),
-            self.choice if share == 1.0 else "",  # of another build nobody knows
-            self.env,
-            tuple((env, some(files)) for env, files in self.training_files),
-            tuple((env, some(files)) for env, files in self.held_out_files),
-            some(self.steps),
-            self.moments_per_step,
-            some(self.wordings),
-            some(self.ceiling_steps),
-            some(self.test_episodes),
-        )
 
 
 def build(
@@ -153,18 +80,18 @@ def _agents(directory: Path, plan: BuildPlan, note: Callable[[str], None]) -> No
     from vlmsafe.training.run import Run
     from vlmsafe.training.trainer import resume, train
 
-    for agent in (*plan.recorded, plan.tested):
+    for agent in (*plan.recorded, *plan.tested):
         path = directory / "agents" / agent.name
         if path.exists():
             if Run.open(path).status() != "finished":
                 resume(path, quiet=True)
             continue
-        note(f"  training {agent.name} on {plan.env}, {agent.steps} steps")
+        note(f"  training {agent.name}, {agent.steps} steps")
         defaults = method_defaults(agent.method)
         # Small epochs and few passes: a policy that drives somehow, soon, serves here better than a good one later.
         config = replace(
             defaults,
-            env=plan.env,
+            env=agent.env,
             seed=agent.seed,
             total_steps=agent.steps,
             steps_per_epoch=min(EPOCH, agent.steps),
@@ -175,41 +102,52 @@ def _agents(directory: Path, plan: BuildPlan, note: Callable[[str], None]) -> No
 
 
 def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[str], None]) -> None:
-    from vlmsafe.embedded.drivers import Agent
     from vlmsafe.embedded.record import RecordTask
-    from vlmsafe.envs import Scenarios, env_spec
+    from vlmsafe.envs import env_spec
+    from vlmsafe.envs.api import Scenarios
     from vlmsafe.envs.workers import EnvRecipe, WorkerPool
-    from vlmsafe.evaluation.episodes import load_policy
-    from vlmsafe.training.run import Run
 
-    agents = []
-    for each in plan.recorded:
-        run = Run.open(directory / "agents" / each.name)
-        agents.append(Agent(each.name, *load_policy(run, run.checkpoint(None)[0])))
     for folder, files in (("recordings", plan.training_files), ("held-out", plan.held_out_files)):
         make_directory(directory / folder)
         for env, count in files:
-            spec = env_spec(env)
+            spec = replace(env_spec(env), frames=True)
             # The last tenth of the training pool is left for choosing settings on.
             most = Scenarios(spec.training.start, spec.training.size * 9 // 10)
             pool = most if folder == "recordings" else spec.held_out
+            paths = [directory / folder / f"{env}.{number:04d}.npz" for number in range(count)]
+            # What is there already is left, so who drove in it need not be there any more.
+            agents = () if all(path.exists() for path in paths) else _drivers(directory, plan, env)
             tasks = [
                 RecordTask(
-                    directory / folder / f"{env}.{number:04d}.npz",
+                    path,
                     env=env,
                     step_seconds=spec.step_seconds,
                     scenarios=pool,
                     traffic=spec.traffic,
                     episodes=EPISODES_PER_FILE,
                     seed=(number, zlib.crc32(env.encode()), pool.start),
-                    agents=agents if env.startswith(plan.env.split("-")[0]) else (),
+                    agents=agents,
                 )
-                for number in range(count)
+                for number, path in enumerate(paths)
             ]
             with WorkerPool[dict[str, int]](EnvRecipe(spec, pool), processes) as workers:
                 results = workers.run(tasks)
             assert results is not None
             note(f"  {folder}, {env}: " + ", ".join(f"{sum(r[key] for r in results)} {key}" for key in results[0]))
+
+
+def _drivers(directory: Path, plan: BuildPlan, env: str) -> tuple[Agent, ...]:
+    """The agents that drive in an environment's recordings."""
+    from vlmsafe.embedded.drivers import Agent
+    from vlmsafe.evaluation.episodes import load_policy
+    from vlmsafe.training.run import Run
+
+    agents = []
+    for each in plan.recorded:
+        if each.drives_in(env):
+            run = Run.open(directory / "agents" / each.name)
+            agents.append(Agent(each.name, *load_policy(run, run.checkpoint(None)[0])))
+    return tuple(agents)
 
 
 def _train(directory: Path, plan: BuildPlan, device: str, note: Callable[[str], None]) -> None:
@@ -250,6 +188,11 @@ def _written(directory: Path, name: str) -> dict[str, Any] | None:
 
 def _description(examples: Examples, words: tuple[str, ...], schedule: Schedule, seed: int) -> dict[str, Any]:
     """What a model was trained on: enough to see that it never saw what it is measured on."""
+    from vlmsafe.embedded.data import world
+    from vlmsafe.embedded.train import frame_weights
+
+    worlds = np.array([world(str(env)) for env in examples.env])
+    weights = frame_weights(examples)
 
     def episodes(rows: NDArray[np.bool_]) -> int:
         return len(np.unique(examples.episode[rows]))
@@ -260,7 +203,14 @@ def _description(examples: Examples, words: tuple[str, ...], schedule: Schedule,
         "frames": {env: int((examples.env == env).sum()) for env in scenarios},
         "episodes": {env: episodes(examples.env == env) for env in scenarios},
         "episodes_with_contact": {env: episodes((examples.env == env) & examples.contact) for env in scenarios},
-        "drivers": {str(name): episodes(examples.driver == name) for name in np.unique(examples.driver)},
+        "drivers": {
+            str(name): {
+                str(kind): episodes((worlds == name) & (examples.driver == kind))
+                for kind in np.unique(examples.driver[worlds == name])
+            }
+            for name in np.unique(worlds)
+        },
+        "world_shares": {str(name): float(weights[worlds == name].sum()) for name in np.unique(worlds)},
         "words": len(words),
         "schedule": asdict(schedule),
         "seed": seed,
@@ -280,49 +230,90 @@ def _recordings(directory: Path, folder: str) -> list[Path]:
 
 
 def _measure(directory: Path, plan: BuildPlan, processes: int, note: Callable[[str], None]) -> None:
-    from vlmsafe.embedded.ceiling import train_ceiling
-    from vlmsafe.embedded.data import read
-    from vlmsafe.embedded.measure import anticipation_of, frames_of, margins, prompts_of, wordings_of
-    from vlmsafe.envs import env_spec
-    from vlmsafe.evaluation.trace import trace
-    from vlmsafe.signals.gate import Gate
-    from vlmsafe.signals.prompts import load_prompts
     from vlmsafe.signals.scorers.embedded.model import load
-    from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 
     if _written(directory, "figures.json"):
         return
     if not _written(directory, "data.json"):
         raise InputError(f"there is no model with its description in {directory}; run the stage 'train' first")
     model = load(directory / "weights.safetensors")
-    examples = read(_recordings(directory, "held-out"))
-    figures: dict[str, Any] = {
-        "frames": frames_of(model, examples),
-        "prompts": prompts_of(model, examples),
-        "wordings": wordings_of(model, examples),
-        "scenarios": _scenarios(examples),
-    }
+    figures = _held_out_figures(model, _recordings(directory, "held-out"))
     note("  held-out recordings measured")
-    of_env = [path for path in _recordings(directory, "recordings") if path.name.startswith(plan.env.split("-")[0])]
-    ceiling = train_ceiling(read(of_env, pictures=False), steps=plan.ceiling_steps)
-    prompts = load_prompts(str(env_spec(plan.env).prompts))
-    scorer = EmbeddedScorer(model, prompts, device="cpu")
-    table = trace(
-        directory / "agents" / plan.tested.name, {"embedded": scorer, "state": ceiling},
-        episodes=plan.test_episodes, processes=processes,
-    )  # fmt: skip
-    table.write_parquet(directory / "trace.parquet")
-    # As a run does: on a random driver's frames of training scenarios.
-    some = read([path for path in of_env if path.name.startswith(f"{plan.env}.")][:10])
-    dice = some.select(some.driver == "dice")
-    figures["anticipation"] = {
-        "env": plan.env,
-        "agent": f"{plan.tested.method}, seed {plan.tested.seed}, {plan.tested.steps:,} steps",
-        "choice": plan.choice,
-        **anticipation_of(table, Gate.calibrated(margins(model, dice, prompts))),
-    }
-    figures["scenarios"][plan.env] = sorted({*figures["scenarios"].get(plan.env, []), *table["scenario"].unique()})
+    for agent in plan.tested:
+        _test(directory, plan, agent, model, figures, processes)
+        note(f"  {agent.name} tested")
     _write(directory, "figures.json", figures)
+
+
+def _held_out_figures(model: Embedding, paths: Sequence[Path]) -> dict[str, Any]:
+    """Environment by environment, because the pictures of all of them need much memory."""
+    from vlmsafe.embedded.data import read
+    from vlmsafe.embedded.measure import frames_of, held_out_texts, prompts_of, similarities, wordings_of
+
+    figures: dict[str, Any] = {"frames": [], "prompts": [], "anticipation": [], "indicators": []}
+    found = []
+    for _, group in itertools.groupby(paths, _env_of):
+        examples = read(list(group))
+        figures["frames"] += frames_of(model, examples)
+        figures["prompts"] += prompts_of(model, examples)
+        found.append(similarities(model, examples, held_out_texts()))
+    everything = read(paths, pictures=False)
+    figures["wordings"] = wordings_of(np.concatenate(found), everything)
+    figures["scenarios"] = _scenarios(everything)
+    return figures
+
+
+def _test(
+    directory: Path, plan: BuildPlan, agent: AgentPlan, model: Embedding, figures: dict[str, Any], processes: int
+) -> None:
+    """Add an agent's test of anticipation to the figures and, where its simulator drew cost, what that gives away."""
+    from vlmsafe.embedded.ceiling import train_ceiling
+    from vlmsafe.embedded.data import read
+    from vlmsafe.embedded.measure import anticipation_of, indicators_of, margins
+    from vlmsafe.envs import env_spec
+    from vlmsafe.evaluation.trace import trace
+    from vlmsafe.signals.gate import Gate
+    from vlmsafe.signals.prompts import load_prompts
+    from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
+
+    paths = _recordings(directory, "recordings")
+    own = [path for path in paths if _env_of(path) == agent.env]
+    if not own:
+        raise InputError(f"there are no recordings of {agent.env}, on which {agent.name} is tested; record some")
+    some = read(own[:10])
+    dice = some.select(some.driver == "dice")
+    if not len(dice):
+        raise InputError(f"no recording of {agent.env} has a random driver, whose frames the gate needs; record more")
+    run, spec = directory / "agents" / agent.name, env_spec(agent.env)
+    prompts = load_prompts(str(spec.prompts))
+    scorer = EmbeddedScorer(model, prompts, device="cpu")
+    ceiling = train_ceiling(_alike(paths, agent.env), steps=plan.ceiling_steps)
+    episodes = plan.test_episodes
+    table = trace(run, {"embedded": scorer, "state": ceiling}, episodes=episodes, processes=processes)
+    table.write_parquet(directory / f"trace-{agent.name}.parquet")
+    # As a run does: on a random driver's frames of training scenarios.
+    gate = Gate.calibrated(margins(model, dice, prompts))
+    said = {"env": agent.env, "agent": f"{agent.method}, seed {agent.seed}, {agent.steps:,} steps"}
+    figures["anticipation"].append({**said, "choice": agent.choice, **anticipation_of(table, gate)})
+    if spec.indicators is not None:
+        drawn = trace(run, {"embedded": scorer}, episodes=episodes, processes=processes, indicators=True)
+        figures["indicators"].append({**said, **indicators_of(table, drawn)})
+    known = figures["scenarios"]
+    known[agent.env] = sorted({*known.get(agent.env, []), *table["scenario"].unique()})
+
+
+def _env_of(path: Path) -> str:
+    """The environment of a recording, which its name begins with."""
+    return path.name.split(".")[0]
+
+
+def _alike(paths: Sequence[Path], env: str) -> Examples:
+    """Moments of an environment and of others of its world that observe as much, without pictures."""
+    from vlmsafe.embedded.data import read, world
+
+    examples = read([path for path in paths if world(_env_of(path)) == world(env)], pictures=False)
+    sizes = np.array([len(observation) for observation in examples.observations])
+    return examples.select(sizes == sizes[examples.env == env][0])
 
 
 def _card(directory: Path) -> None:

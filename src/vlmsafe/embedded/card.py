@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _TEXT = """# Model card: the embedded scorer
@@ -25,19 +25,26 @@ after it.
 
 {data}
 
-Drivers, by episodes: {drivers}.
-The agents among them were trained for the purpose. Cost is never drawn into a frame.
+Drivers, by episodes:
 
-Captions come from a grammar over facts: place in the lane, heading, speed, gaps, touching something, being off the
-road, and what happens next. "About to" is fully true up to two seconds before the event and not at all four seconds
-before, or as true as the simulator's geometric hazard where that is more, and false while the event lasts: then it is
-"touching" or "off the road", and still danger. Where the recording ends too soon to tell, it is left open. The shipped
+{drivers}
+
+The agents among them were trained for the purpose, each in the world in which it drives here. Cost is never drawn into
+a frame.
+
+Captions come from a grammar over facts: place in the lane or on the track, heading, speed, gaps, the way to a goal,
+touching something, being off the road or in a zone that costs, and what happens next. Of each world they say what its
+simulator can tell: of goals and zones nothing where there are none. A contact is danger in every world, also where it
+costs nothing. "About to" is fully true up to two seconds before the event and not at all four seconds before, or as
+true as the simulator's geometric hazard where that is more, and false while the event lasts: then it is "touching",
+"off the road" or "in a zone", and still danger. Where the recording ends too soon to tell, it is left open. The shipped
 prompt sets and a list of sentences were kept out of the grammar.
 
 ## Training
 
 {steps} steps of {frames} moments and {captions} captions with AdamW. The true and the false moments of a caption weigh
-the same. Views are mirrored, moved by up to three pixels and given noise.
+the same. Chances of a world's moments, danger as often as none: {weights}. Views are mirrored, moved by up to three
+pixels and given noise.
 
 ## Held-out figures
 
@@ -59,26 +66,19 @@ Sentences kept out of the grammar, on all frames of which the fact is known:
 
 ## Does it warn?
 
-The paper's test of anticipation on `{env}`: {test_episodes} deterministic episodes of a trained agent without
-vision-language signals ({tested}) on held-out scenarios: {test_steps} steps, of which {contact_steps} are in contact,
-after {onsets} onsets. AUC of the others for a contact within the next K steps, standardised within the episode:
-
-{standardised}
-
-The same without standardising:
-
-{raw}
+The paper's test of anticipation, on deterministic episodes of trained agents without vision-language signals, on
+held-out scenarios: AUC of steps without contact for a contact within the next K steps, standardised within the episode
+and as it is.
 
 `negative` is c_vlm, the signal that was chosen beforehand, `positive` r_vlm; `margin` is negated; `kappa` is the gate
-calibrated on frames of a random driver; `state` is a network on the simulator's own observation, trained on the same
-recordings, as a ceiling; `hazard` is computed from the simulator's geometry; `step` is the number of the step. On
-FormulaOne-L2 the paper's CLIP scores reached, standardised, 0.348 to 0.462 (c_vlm), 0.371 to 0.497 (kappa), 0.322 to
-0.465 (r_vlm) and 0.356 to 0.493 (margin).
+calibrated on frames of a random driver; `state` is a network on the simulator's own observation, trained on recordings
+of the same world, as a ceiling; `hazard` is computed from the simulator's geometry; `step` is the number of the step.
+On FormulaOne-L2 the paper's CLIP scores reached, standardised, 0.348 to 0.462 (c_vlm), 0.371 to 0.497 (kappa), 0.322 to
+0.465 (r_vlm) and 0.356 to 0.493 (margin). The criterion: `negative` at least 0.60 at K = 20 or 40, its interval above
+0.5, above `step`.
 
-The criterion (`negative` at least 0.60 at K = 20 or 40, its interval above 0.5, above `step`) is **{verdict}**.
-{choice}
-
-## Limits
+{warnings}
+{indicators}## Limits
 
 - It has seen these simulators, these renderers and these colours. Other frames give numbers without meaning.
 - Words it never saw are left out of a prompt, with a note.
@@ -88,21 +88,45 @@ The criterion (`negative` at least 0.60 at K = 20 or 40, its interval above 0.5,
 {command}
 """
 
+_WARNING = """### `{env}`
+
+{agent}: {episodes} episodes of {steps} steps in all, of which {contact_steps} are in contact, after {onsets} onsets.
+Standardised:
+
+{standardised}
+
+The same without standardising:
+
+{raw}
+
+The criterion is **{verdict}**. {choice}
+"""
+
+_INDICATORS = """## What cost indicators give away
+
+Some simulators were published with the current cost drawn into their frames. This package leaves that out; the scorer
+never saw it. The same episodes with and without: AUC for the cost of the current step, and by how much the indicators
+move the mean of a signal, in its own standard deviations, on steps that cost something and on the others.
+
+{table}
+
+"""
+
 
 def card(data: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     """The card as Markdown."""
-    test = figures["anticipation"]
     return _TEXT.format(
         words=data["words"],
         episodes=f"{sum(data['episodes'].values()):,}",
         data=_table(
-            ("environment", "episodes", "with a frame in contact", "frames", "scenarios"),
+            ("environment", "episodes", "with a frame that cost", "frames", "scenarios"),
             (
                 (f"`{env}`", data["episodes"][env], data["episodes_with_contact"][env], data["frames"][env], len(held))
                 for env, held in data["scenarios"].items()
             ),
         ),
-        drivers=", ".join(f"{name} {count}" for name, count in data["drivers"].items()),
+        drivers=_drivers(data["drivers"]),
+        weights=", ".join(f"{name} {share:.1%}" for name, share in data["world_shares"].items()),
         steps=f"{data['schedule']['steps']:,}",
         frames=data["schedule"]["frames"],
         captions=data["schedule"]["captions"],
@@ -136,18 +160,62 @@ def card(data: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
         wordings=_table(
             ("sentence", "fact", "AUC"), ((row["text"], row["fact"], _auc(row)) for row in figures["wordings"])
         ),
-        env=test["env"],
-        tested=test["agent"],
-        test_episodes=test["episodes"],
-        test_steps=f"{test['steps']:,}",
-        onsets=test["onsets"],
-        contact_steps=test["contact_steps"],
-        standardised=_anticipation(test["rows"], "standardised"),
-        raw=_anticipation(test["rows"], "raw"),
-        choice=test["choice"],
-        verdict="met" if test["passes"] else "not met",
+        warnings="\n".join(_warning(test) for test in figures["anticipation"]),
+        indicators=_indicators(figures["indicators"]),
         command="Made by `vlmsafe embedded build`, which prints and writes all of the above.",
     )
+
+
+def _drivers(drivers: Mapping[str, Mapping[str, int]]) -> str:
+    """One row per world."""
+    kinds = sorted({kind for counts in drivers.values() for kind in counts})
+    return _table(
+        ("world", *kinds), ((name, *(counts.get(kind, 0) for kind in kinds)) for name, counts in drivers.items())
+    )
+
+
+def _warning(test: Mapping[str, Any]) -> str:
+    """The section of one tested agent."""
+    return _WARNING.format(
+        env=test["env"],
+        agent=test["agent"],
+        episodes=test["episodes"],
+        steps=f"{test['steps']:,}",
+        contact_steps=f"{test['contact_steps']:,}",
+        onsets=f"{test['onsets']:,}",
+        standardised=_anticipation(test["rows"], "standardised"),
+        raw=_anticipation(test["rows"], "raw"),
+        verdict="met" if test["passes"] else "not met",
+        choice=test["choice"],
+    )
+
+
+def _indicators(tests: Sequence[Mapping[str, Any]]) -> str:
+    """Its own section, where a tested world has indicators."""
+    if not tests:
+        return ""
+    header = ("environment", "signal", "AUC without", "AUC with", "moved, cost", "moved, no cost")
+    return _INDICATORS.format(
+        table=_table(
+            header,
+            (
+                (
+                    f"`{test['env']}`",
+                    f"`{row['signal']}`",
+                    _auc(row["without"]),
+                    _auc(row["with"]),
+                    _moved(row["moved_in_cost"]),
+                    _moved(row["moved_elsewhere"]),
+                )
+                for test in tests
+                for row in test["rows"]
+            ),
+        )
+    )
+
+
+def _moved(by: float | None) -> str:
+    return "none" if by is None else f"{by:+.2f}"
 
 
 def _anticipation(rows: Iterable[Mapping[str, Any]], form: str) -> str:

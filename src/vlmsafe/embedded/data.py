@@ -13,13 +13,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vlmsafe.embedded.facts import FACTS, truths
+from vlmsafe.embedded.facts import FACTS, MEASURES, truths
 from vlmsafe.embedded.pictures import decode
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.embedded.model import views
 
 _SHARED = ("seen",)
 _LISTS = ("observations",)
+
+_WORLDS = ("metadrive", "formula-one", "bullet")
+
+
+def world(env: str) -> str:
+    """What environments that look alike are called together; the others go by their own names.
+
+    >>> world("formula-one-l2"), world("braking")
+    ('formula-one', 'braking')
+    """
+    return next((name for name in _WORLDS if env.startswith(f"{name}-")), env)
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class Examples:
     observations: list[NDArray[np.float32]]
     """The observation that came with each moment; environments differ in its length."""
     measures: NDArray[np.float32]
-    """[N, measures] at the moment's step."""
+    """[N, measures] at the moment's step, NaN where there is none; in the order of `MEASURES`."""
     env: NDArray[np.str_]
     scenario: NDArray[np.int64]
     episode: NDArray[np.int64]
@@ -72,24 +83,34 @@ def read(paths: Sequence[Path], size: int = 128, *, pictures: bool = True) -> Ex
     """All moments of recordings. Without `pictures` frames are left out, which saves nearly all time and memory."""
     if not paths:
         raise InputError("no recordings were found; record some first")
+    # Views are most of it by far, so they are written where they stay: joining them would take the memory twice.
+    counts = [_frames(path) if pictures else 0 for path in paths]
+    seen = torch.empty((sum(counts), 6, size, size), dtype=torch.uint8)
     with ThreadPoolExecutor() as threads:
-        parts = list(threads.map(lambda path: _read(path, size, pictures), paths))
+        parts = list(threads.map(_read, paths, torch.split(seen, counts)))
     episodes, frames = 0, 0
     for part in parts:
         part["episode"] += episodes
         part["frames"] += frames
         episodes, frames = int(part["episode"].max()) + 1, int(part["frames"].max()) + 1
     joined: dict[str, Any] = {
-        name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name not in _SHARED + _LISTS
+        name: np.concatenate([part[name] for part in parts]) for name in parts[0] if name not in _LISTS
     }
-    joined["seen"] = torch.cat([part["seen"] for part in parts])
     joined["observations"] = [row for part in parts for row in part["observations"]]
-    return Examples(**joined)
+    return Examples(seen=seen, **joined)
 
 
-def _read(path: Path, size: int, pictures: bool) -> dict[str, Any]:
+def _frames(path: Path) -> int:
     with np.load(path) as file:
-        held = dict(file.items())
+        return len(file["frame_step"])
+
+
+def _read(path: Path, seen: Tensor) -> dict[str, Any]:
+    """A file's rows; its views are written into `seen`, where that has any room."""
+    with np.load(path) as file:
+        held = {name: file[name] for name in file.files if name != "frame_bytes"}
+        if len(seen):
+            _see(file["frame_bytes"], held["frame_size"], seen)
     names, ends = held["measure_names"].tolist(), np.cumsum(held["length"])
     frame_ends = np.cumsum(held["frame_count"])
     rows, told = [], []
@@ -107,12 +128,11 @@ def _read(path: Path, size: int, pictures: bool) -> dict[str, Any]:
     before = np.maximum(now - 1, 0)
     before = np.where(episode[before] == episode, before, now)
     return {
-        "seen": _pictures(held, size) if pictures else torch.empty((0, 6, size, size), dtype=torch.uint8),
         "frames": np.stack([before, now], axis=1),
         "truths": np.concatenate(told).astype(np.float32),
         "contact": held["cost"][at] > 0.0,
         "observations": list(held["observations"].astype(np.float32)),
-        "measures": held["measures"][at],
+        "measures": _in_order(held["measures"][at], names),
         "env": np.full(len(at), str(held["env"])),
         "scenario": held["scenario"][episode],
         "episode": episode,
@@ -120,10 +140,15 @@ def _read(path: Path, size: int, pictures: bool) -> dict[str, Any]:
     }
 
 
-def _pictures(held: dict[str, NDArray[Any]], size: int) -> Tensor:
+def _in_order(measures: NDArray[np.float32], names: list[str]) -> NDArray[np.float32]:
+    """Columns as `MEASURES` has them now; what a file was recorded without is NaN."""
+    missing = np.full(len(measures), np.nan, np.float32)
+    columns = [measures[:, names.index(name)] if name in names else missing for name in MEASURES]
+    return np.stack(columns, axis=1)
+
+
+def _see(encoded: NDArray[np.uint8], sizes: NDArray[np.int64], seen: Tensor) -> None:
     """Both views of every frame."""
-    seen = []
-    for end, length in zip(np.cumsum(held["frame_size"]), held["frame_size"], strict=True):
-        frame = torch.from_numpy(decode(held["frame_bytes"][end - length : end].tobytes()).copy())
-        seen.append(views(frame[None], size).round().byte())
-    return torch.cat(seen)
+    for row, piece in enumerate(np.split(encoded, np.cumsum(sizes)[:-1])):
+        frame = torch.from_numpy(decode(piece.tobytes()).copy())
+        seen[row] = views(frame[None], seen.shape[-1]).round().byte()[0]

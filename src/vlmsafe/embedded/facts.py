@@ -17,20 +17,31 @@ Measures = Mapping[str, Float64]
 MEASURES: dict[str, str] = {
     "hazard": "closeness to whatever costs, 0 to 1, where an environment has nothing finer",
     "edge_hazard": "closeness to the edge of the road, 0 to 1",
-    "vehicle_hazard": "closeness to another vehicle, 0 to 1",
+    "vehicle_hazard": "closeness to another vehicle or a solid object, 0 to 1",
+    "zone_hazard": "closeness to a zone that costs and can be driven through, 0 to 1",
     "risk": "how dangerous the road itself is, 0 to 1",
     "hit": "1 while another vehicle or an object is touched",
-    "off_road": "1 while off the road, or on the line that bounds it",
+    "off_road": "1 while off the road, or on the line or at the wall that bounds it",
+    "zone": "1 while in a zone that costs",
     "pace": "speed, as a share of what is usual in the environment",
-    "lane_offset": "distance from the lane's centre line, in half lane widths",
-    "heading_error": "angle to the lane's direction, radians",
+    "lane_offset": "distance from the lane's or track's centre line, in half its widths",
+    "heading_error": "angle to the lane's or track's direction, radians",
     "edge_gap": "metres to the nearest line that costs",
     "vehicle_gap": "metres to the nearest other vehicle",
     "ahead_gap": "metres to the nearest vehicle ahead",
     "closing_speed": "m/s at which that gap shrinks",
     "bump_gap": "metres to the next speed bump",
+    "object_gap": "car lengths to the nearest solid object that is no vehicle",
+    "zone_gap": "car lengths to the nearest zone that costs, 0 inside",
+    "ahead_clear": "car lengths that are free straight ahead, at most 10",
+    "goal_gap": "car lengths to the goal",
+    "goal_angle": "angle from the car's heading to the goal, radians",
+    "goal_speed": "speed towards the goal, as a share of what is usual; negative away from it",
 }
 """What `Env.facts` may give."""
+
+EVENTS: dict[str, str] = {"hit_soon": "hit", "leave_soon": "off_road", "zone_soon": "zone"}
+"""What may happen to a car that should not, by the name of how soon it does."""
 
 SURE, FAR = 2.0, 4.0  # seconds: an event this near is about to happen; one this far is not
 
@@ -75,21 +86,34 @@ FACTS: dict[str, Callable[[Measures], Float64]] = {
     "off_centre": lambda m: above(m["lane_offset"], false=0.4, true=0.6),
     "aligned": lambda m: above(m["heading_error"], false=0.25, true=0.1),
     "misaligned": lambda m: above(m["heading_error"], false=0.15, true=0.35),
-    "wrong_way": lambda m: above(m["heading_error"], false=1.2, true=2.0),
+    "wrong_way": lambda m: _wrong_way(m),
     "lane_keeping": lambda m: np.minimum(
         above(m["lane_offset"], false=0.6, true=0.4), above(m["heading_error"], false=0.25, true=0.12)
     ),
-    "stopped": lambda m: above(m["pace"], false=0.15, true=0.05),
+    "stopped": lambda m: _stopped(m),
     "slow": lambda m: above(m["pace"], false=0.6, true=0.3),
     "fast": lambda m: above(m["pace"], false=0.8, true=1.2),
     "near_vehicle": lambda m: above(m["vehicle_gap"], false=8.0, true=4.0),
     "spaced": lambda m: above(m["vehicle_gap"], false=5.0, true=12.0),
     "vehicle_ahead": lambda m: above(m["ahead_gap"], false=30.0, true=20.0),
-    "clear_ahead": lambda m: np.minimum(above(m["ahead_gap"], false=15.0, true=30.0), 1.0 - _danger(m)),
+    "clear_ahead": lambda m: np.minimum(_free_ahead(m), 1.0 - _danger(m)),
     "closing": lambda m: np.minimum(
         above(m["closing_speed"], false=0.0, true=1.0), above(m["ahead_gap"], false=35.0, true=25.0)
     ),
-    "progress": lambda m: np.minimum(above(m["pace"], false=0.1, true=0.3), 1.0 - np.fmax(m["off_road"], m["hit"])),
+    "progress": lambda m: _progress(m),
+    "in_zone": lambda m: m["zone"],
+    "zone_soon": lambda m: _about_to(m["zone"], m["zone_soon"], m["zone_hazard"]),
+    "touching_any": lambda m: np.fmax(m["hit"], m["zone"]),
+    "near_object": lambda m: above(m["object_gap"], false=2.0, true=0.75),
+    "near_zone": lambda m: above(m["zone_gap"], false=2.0, true=0.75),
+    "open_space": lambda m: _open_space(m),
+    "blocked_ahead": lambda m: above(m["ahead_clear"], false=4.0, true=1.5),
+    "to_goal": lambda m: np.minimum(
+        above(np.abs(m["goal_angle"]), false=0.6, true=0.3), above(m["goal_speed"], false=0.1, true=0.3)
+    ),
+    "away_from_goal": lambda m: _away(m),
+    "near_goal": lambda m: above(m["goal_gap"], false=4.0, true=2.0),
+    "astray": lambda m: _astray(m),
 }
 """Each fact from the measures of an episode; those an environment does not give are NaN, and so is what needs them."""
 
@@ -106,16 +130,65 @@ def _at_least(hazard: Float64, event_soon: Float64) -> Float64:
 
 
 def _danger(m: Measures) -> Float64:
-    """Cost now or soon, or something near that would cost."""
-    hazard = np.fmax.reduce([m["hazard"], m["edge_hazard"], m["vehicle_hazard"]])
-    return np.where(np.isnan(m["risk"]), _at_least(hazard, m["cost_soon"]), m["risk"])
+    """Cost now or soon, or something near that would cost.
+
+    A contact is danger where nothing costs, too: it looks the same as where it does.
+    """
+    hazard = np.fmax.reduce([m["hazard"], m["edge_hazard"], m["vehicle_hazard"], m["zone_hazard"]])
+    coming = np.fmax.reduce([m["cost_soon"], *(m[name] for name in EVENTS)])
+    return np.where(np.isnan(m["risk"]), _at_least(hazard, coming), m["risk"])
+
+
+def _touched(m: Measures) -> Float64:
+    """Whether any of the events lasts, of those the environment knows."""
+    return np.fmax.reduce([m[event] for event in EVENTS.values()])
+
+
+def _stopped(m: Measures) -> Float64:
+    return above(m["pace"], false=0.15, true=0.05)
+
+
+def _wrong_way(m: Measures) -> Float64:
+    return above(m["heading_error"], false=1.2, true=2.0)
+
+
+def _away(m: Measures) -> Float64:
+    return above(m["goal_speed"], false=0.1, true=-0.2)
+
+
+def _free_ahead(m: Measures) -> Float64:
+    """In car lengths where an environment gives those, else in metres to the vehicle ahead."""
+    lengths, metres = m["ahead_clear"], m["ahead_gap"]
+    return np.where(np.isnan(lengths), above(metres, false=15.0, true=30.0), above(lengths, false=2.0, true=4.0))
+
+
+def _open_space(m: Measures) -> Float64:
+    """Far from objects and zones, of those the environment knows, and in contact with nothing else either."""
+    gap = np.fmin(m["object_gap"], m["zone_gap"])
+    return above(np.where(_touched(m) > 0.0, np.minimum(gap, 0.0), gap), false=0.75, true=2.0)
+
+
+def _progress(m: Measures) -> Float64:
+    """Moving and in contact with nothing; where there is a goal, towards it, and where there is a lane, along it."""
+    moving = np.minimum(above(m["pace"], false=0.1, true=0.3), 1.0 - _touched(m))
+    no_goal = np.isnan(m["goal_speed"])
+    moving = np.where(no_goal, moving, np.minimum(moving, above(m["goal_speed"], false=0.0, true=0.2)))
+    return np.where(_wrong_way(m) == 1.0, 0.0, moving)
+
+
+def _astray(m: Measures) -> Float64:
+    """Standing still or going the wrong way, as the goal tells it, or else the lane; unknown where there is neither."""
+    no_goal = np.isnan(m["goal_speed"])
+    stopped, wrong = _stopped(m), np.where(no_goal, _wrong_way(m), _away(m))
+    either = np.where((stopped == 1.0) | (wrong == 1.0), 1.0, np.maximum(stopped, wrong))
+    return np.where(no_goal & np.isnan(m["heading_error"]), np.nan, either)
 
 
 def truths(measures: Measures, cost: Float64, step_seconds: float, complete: bool) -> dict[str, Float64]:
     """Every fact at every step of an episode, NaN where it cannot be told. All arrays are [T]."""
     length = len(cost)
     held = {name: np.asarray(measures.get(name, np.full(length, np.nan)), np.float64) for name in MEASURES}
-    for name, event in (("hit_soon", "hit"), ("leave_soon", "off_road")):
+    for name, event in EVENTS.items():
         known = not np.isnan(held[event]).all()
         held[name] = soon(held[event] > 0.0, step_seconds, complete) if known else np.full(length, np.nan)
     held["cost_soon"] = soon(np.asarray(cost) > 0.0, step_seconds, complete)

@@ -1,7 +1,7 @@
 """What the model can tell, on scenarios and wordings that its training never saw.
 
 Two kinds of frames: recordings of the training's drivers on held-out scenarios, for what a frame shows; and every step
-of a trained agent that no recording knows, for what a score says before a contact.
+of trained agents that no recording knows, for what a score says before a contact.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from vlmsafe.embedded import grammar
 from vlmsafe.embedded.data import Examples, moments
 from vlmsafe.envs import env_spec
+from vlmsafe.errors import EnvironmentFailure
 from vlmsafe.evaluation.anticipation import anticipation, passes
 from vlmsafe.evaluation.auc import Auc, auc_interval, draw_resamples, number_episodes
 from vlmsafe.signals.gate import Gate
@@ -36,8 +37,24 @@ PROMPT_FACTS: dict[str, str] = {
     "the car is veering off the lane in a dangerous way": "leave_soon",
     "the car is driving safely": "safe",
     "the car is in an unsafe situation": "danger",
+    "the car is driving directly toward the goal target": "to_goal",
+    "the car is moving smoothly through the open area between obstacles": "open_space",
+    "the car is making clear progress and avoiding all obstacles": "progress and safe",
+    "the car is on a safe trajectory toward the next goal": "safe and to_goal",
+    "the car is about to collide with an obstacle": "hit_soon",
+    "the car is touching a hazardous zone or obstacle": "touching_any",
+    "the car is stuck or moving in the wrong direction": "astray",
+    "the car is in a dangerous position near a barrier": "danger",
+    "the racecar is centered on the track and driving safely": "centred and safe",
+    "the racecar is following the track perfectly with smooth steering": "lane_keeping",
+    "the racecar is making progress along the racing line": "progress",
+    "the car is driving efficiently without collisions": "progress and safe",
+    "the racecar is about to crash into the barrier": "hit_soon",
+    "the racecar is off the track and unsafe": "off_road",
+    "the car is colliding with obstacles": "touching",
+    "the car is driving in the wrong direction": "wrong_way",
 }
-"""The fact that each prompt of an environment's own set describes."""
+"""The fact that each prompt of an environment's own set describes, or several of them joined by `and` or by `or`."""
 
 SAFE, HAZARDOUS = 0.1, 0.5  # danger below the one, and from the other on
 
@@ -96,18 +113,44 @@ def prompts_of(model: Embedding, examples: Examples) -> list[dict[str, Any]]:
     return rows
 
 
-def wordings_of(model: Embedding, examples: Examples) -> list[dict[str, Any]]:
-    """The AUC of every held-out sentence against its fact, over the frames of all environments that know it."""
+def held_out_texts() -> tuple[str, ...]:
+    """Every held-out sentence, in the order of the columns that `wordings_of` expects."""
+    return tuple(text for texts in grammar.held_out().values() for text in texts)
+
+
+def wordings_of(found: NDArray[np.float64], examples: Examples) -> list[dict[str, Any]]:
+    """The AUC of every held-out sentence against its fact, over the frames of all environments that know it.
+
+    `found` are the similarities to `held_out_texts` [N, texts], so that the pictures of all environments need not be
+    held at once.
+    """
     told = [(fact, text) for fact, texts in grammar.held_out().items() for text in texts]
-    found = similarities(model, examples, tuple(text for _, text in told))
     return [
         {"text": text, "fact": fact, **_against(column, fact, examples)}
         for (fact, text), column in zip(told, found.T, strict=True)
     ]
 
 
-def _against(scores: NDArray[np.float64], fact: str, examples: Examples) -> dict[str, Any]:
-    truth = examples.fact(fact)
+def stated_facts(stated: str) -> tuple[tuple[str, ...], bool]:
+    """The facts that a value of `PROMPT_FACTS` joins, and whether one of them suffices.
+
+    >>> stated_facts("safe and to_goal"), stated_facts("danger")
+    ((('safe', 'to_goal'), False), (('danger',), False))
+    """
+    either = " or " in stated
+    return tuple(stated.split(" or " if either else " and ")), either
+
+
+def truth_of(stated: str, examples: Examples) -> NDArray[np.float32]:
+    """How true it is of each frame, as captions are: `and` is as true as the least of its facts, `or` as the most."""
+    facts, either = stated_facts(stated)
+    truths = [examples.fact(fact) for fact in facts]
+    joined: NDArray[np.float32] = (np.maximum if either else np.minimum).reduce(truths)
+    return joined
+
+
+def _against(scores: NDArray[np.float64], stated: str, examples: Examples) -> dict[str, Any]:
+    truth = truth_of(stated, examples)
     known = ~np.isnan(truth)
     if not known.any():
         return asdict(Auc(None, None, None, 0, 0, 0, 0))
@@ -149,4 +192,37 @@ def anticipation_of(trace: pl.DataFrame, gate: Gate) -> dict[str, Any]:
         "steps": len(contact),
         "contact_steps": int(contact.sum()),
         "onsets": int(begins.sum()),
+    }
+
+
+def indicators_of(without: pl.DataFrame, drawn: pl.DataFrame) -> dict[str, Any]:
+    """What drawn cost indicators give away: the same episodes of an agent, traced without them and with them.
+
+    Per signal the AUC for the cost of the current step, and by how much the indicators move its mean on steps that cost
+    something and on the others, in standard deviations of the signal without them.
+    """
+    cost = without["cost"].to_numpy() > 0.0
+    if not np.array_equal(cost, drawn["cost"].to_numpy() > 0.0):
+        raise EnvironmentFailure(
+            "an agent's episodes with cost indicators differ from those without: drawing them changed the simulation"
+        )
+    signals = {"negative": ("embedded_negative", 1.0), "margin": ("embedded_margin", -1.0)}
+    episodes, rows = without["episode"].to_numpy(), []
+    for signal, (column, sign) in signals.items():
+        plain, marked = (sign * table[column].to_numpy() for table in (without, drawn))
+        moved = (marked - plain) / max(float(plain.std()), 1e-9)
+        rows.append(
+            {
+                "signal": signal,
+                "without": asdict(auc_interval(plain, cost, episodes)),
+                "with": asdict(auc_interval(marked, cost, episodes)),
+                "moved_in_cost": float(moved[cost].mean()) if cost.any() else None,
+                "moved_elsewhere": float(moved[~cost].mean()) if not cost.all() else None,
+            }
+        )
+    return {
+        "rows": rows,
+        "episodes": len(np.unique(episodes)),
+        "steps": len(episodes),
+        "cost_steps": int(cost.sum()),
     }

@@ -8,6 +8,7 @@ its future.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +19,25 @@ from numpy.typing import NDArray
 
 from vlmsafe.algorithms.acting import ActionMap
 from vlmsafe.embedded.drivers import KINDS, Agent, driver
-from vlmsafe.embedded.facts import MEASURES
+from vlmsafe.embedded.facts import EVENTS, MEASURES
 from vlmsafe.embedded.pictures import encode
 from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.signals.moments import APART
 from vlmsafe.training.collection import begin_episode, step_episode
 from vlmsafe.training.files import write_atomically
 
-LIMIT = 160  # steps of an episode
+LIMIT, LIMIT_SECONDS = 160, 9.6  # of an episode: steps, or more of them where steps are short
 AFTER_CONTACT = 12  # steps that follow the first contact, in most episodes
 GO_ON = 0.25  # share of episodes that go on after contact: a scorer should also see who comes back
+
+
+def step_limit(step_seconds: float) -> int:
+    """The most steps of an episode.
+
+    >>> step_limit(0.1), step_limit(0.04)
+    (160, 240)
+    """
+    return max(LIMIT, math.ceil(round(LIMIT_SECONDS / step_seconds, 6)))
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,6 @@ class RecordTask:
     episodes: int
     seed: tuple[int, ...]
     agents: Sequence[Agent] = ()
-    step_limit: int = LIMIT
 
     def run(self, env: Env, tick: Callable[[int], None]) -> dict[str, int]:
         """Record, write the file and say what is in it; a file that is there already is left."""
@@ -85,9 +94,10 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
     kind, act = driver(KINDS[int(rng.integers(len(KINDS)))], env, task.agents, rng)
     to_env = ActionMap.to(env.action_space)  # type: ignore[arg-type]
     phase = int(rng.integers(APART))
-    end, goes_on, finished = task.step_limit, rng.random() < GO_ON, False
+    limit = step_limit(task.step_seconds)
+    end, goes_on, finished = limit, rng.random() < GO_ON, False
     episode = _Recorded(scenario, traffic_seed, kind, False, [], [], [], [], [])
-    for step in range(task.step_limit):
+    for step in range(limit):
         action = to_env(act(observation).astype(np.float32))
         observation, _, cost, terminated, truncated, _ = step_episode(env, action, scenario, step + 1)
         facts = env.facts()
@@ -97,7 +107,8 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
             episode.frames.append(encode(env.frame()))
             episode.frame_steps.append(step)
             episode.observations.append(observation.astype(np.float16))
-        if cost > 0.0 and not goes_on:
+        # A contact is one where nothing costs, too.
+        if (cost > 0.0 or any(facts.get(event, 0.0) > 0.0 for event in EVENTS.values())) and not goes_on:
             end = min(end, step + AFTER_CONTACT)
         finished = terminated or truncated
         if finished or step >= end:

@@ -18,10 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from vlmsafe.embedded import grammar
-from vlmsafe.embedded.data import Examples, moments
+from vlmsafe.embedded.data import Examples, moments, world
 from vlmsafe.embedded.facts import FACTS
 from vlmsafe.signals.scorers.embedded.model import Architecture, Embedding
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer, split
+
+WORLD_WEIGHTS = {"metadrive": 1.0, "formula-one": 1.0, "bullet": 0.6}
+SMALL_WEIGHT = 0.15
+"""How often frames of a world are drawn; drawn with a few lines, the small problems are soon learnt."""
 
 _SHIFT = 3  # pixels by which a view is moved at random: gaps stay what they are
 
@@ -95,12 +99,13 @@ def balanced_loss(logits: Tensor, truths: Tensor) -> Tensor:
 
 
 def frame_weights(examples: Examples) -> NDArray[np.float64]:
-    """Chances of frames: environments as given below, and in each of them danger as often as none."""
+    """Chances of frames: worlds as given above, and in each of them danger as often as none."""
     weights = np.zeros(len(examples))
     danger = np.nan_to_num(examples.fact("danger"))
-    groups = np.array([name.split("-")[0] for name in examples.env])
+    names, numbers = np.unique(examples.env, return_inverse=True)
+    groups = np.array([world(str(name)) for name in names])[numbers]
     for group in np.unique(groups):
-        share = 1.0 if group == "metadrive" else 0.15  # drawn with a few lines, the small problems are soon learnt
+        share = WORLD_WEIGHTS.get(str(group), SMALL_WEIGHT)
         for dangerous in (False, True):
             rows = (groups == group) & ((danger >= 0.3) == dangerous)
             weights[rows] = share / max(rows.sum(), 1)

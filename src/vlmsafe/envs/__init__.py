@@ -25,6 +25,7 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
         traffic=True,
         package="metadrive",
         install="pip install 'metadrive-simulator>=0.4.3,<0.5'",
+        metrics=("route_completion",),
         prompts="metadrive",
         settings={"map": blocks, "traffic_density": density},
     )
@@ -42,6 +43,7 @@ def _formula_one(level: int, summary: str) -> EnvSpec:
         held_out=Scenarios(10_000, 40_000),  # the paper's evaluations use 10000 to 10049 and 30000 to 30049
         package="mujoco",
         install="pip install 'mujoco>=4.0,<5'",
+        metrics=("stages", "path", "net_progress"),
         prompts="formula-one",
         indicators=False,
         settings={"level": level},
@@ -73,6 +75,7 @@ ENVS: dict[str, EnvSpec] = {
             held_out=Scenarios(10_000, 40_000),
             package="bullet_safety_gym",
             install="pip install 'pybullet>=3.2.6' && pip install --no-deps 'bullet-safety-gym>=1.4,<2'",
+            metrics=("goals", "path", "net_progress"),
             prompts="bullet",
             indicators=False,
             variants={
@@ -94,6 +97,7 @@ ENVS: dict[str, EnvSpec] = {
             step_seconds=0.2,
             training=Scenarios(0, 10_000),
             held_out=Scenarios(10_000, 10_000),
+            metrics=("distance",),
             prompts="metadrive-v2",
         ),
         EnvSpec(

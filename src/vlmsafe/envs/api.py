@@ -151,6 +151,8 @@ class EnvSpec:
     """Import name of the simulator's package, None when nothing beyond this package is needed."""
     install: str = ""
     """The command that installs it."""
+    metrics: tuple[str, ...] = ()
+    """What of `Env.progress` measures the task, at the end of an episode."""
     prompts: str | None = None
     """Name of the prompt set that describes this environment."""
     frames: bool = False

@@ -56,6 +56,8 @@ class Step(NamedTuple):
     reward: float
     cost: float
     info: dict[str, Any]
+    last: bool
+    """Whether the episode ended with it."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class EpisodeTask:
     traffic_seeds: Sequence[int | None]
     isolate: bool = True
     """Whether episodes are kept from influencing those after them."""
+    metrics: tuple[str, ...] = ()
+    """What of the environment's progress is noted at the end of each."""
 
     def drive(self, env: Env, tick: Callable[[int], None]) -> Iterator[tuple[int, Step]]:
         """Every step of every episode, with the episode's number in this task, from 0."""
@@ -85,10 +89,10 @@ class EpisodeTask:
                 observation, reward, cost, terminated, truncated, info = step_episode(
                     env, to_env(self.policy.mean(state)), scenario, number
                 )
-                yield episode, Step(number, observation, reward, cost, info)
+                finished = terminated or truncated
+                yield episode, Step(number, observation, reward, cost, info, finished)
                 steps += 1
                 tick(steps)
-                finished = terminated or truncated
 
     def run(self, env: Env, tick: Callable[[int], None]) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [
@@ -100,7 +104,10 @@ class EpisodeTask:
             row["env_return"] += step.reward
             row["cost"] += step.cost
             row["length"] = step.number
-            row["arrived"] = bool(step.info["arrived"]) if "arrived" in step.info else None  # the last one stays
+            if step.last:
+                row["arrived"] = bool(step.info["arrived"]) if "arrived" in step.info else None
+                progress = env.progress()
+                row |= {name: progress[name] for name in self.metrics}
         return rows
 
 
@@ -154,7 +161,7 @@ class Plan:
         groups = [range(count)] if shared else [range(i, i + 1) for i in range(count)]
         tasks = [
             EpisodeTask(
-                policy, normaliser, [scenarios[i] for i in group], [seeds[i] for i in group], isolate=not shared
+                policy, normaliser, [scenarios[i] for i in group], [seeds[i] for i in group], not shared, spec.metrics
             )
             for group in groups
         ]
@@ -277,11 +284,11 @@ def _table(rows: list[dict[str, Any]], run: Run, checkpoint: Checkpoint) -> pl.D
         }
         for episode, row in enumerate(rows)
     ]
-    return pl.DataFrame(complete, schema=SCHEMA)
+    return pl.DataFrame(complete, schema={**SCHEMA, **dict.fromkeys(run.config.spec.metrics, pl.Float64)})
 
 
 def summary(table: pl.DataFrame) -> dict[str, float | None]:
-    """The figures people compare: means over episodes, and rates."""
+    """The figures people compare: means over episodes, and rates, then the environment's own task metrics."""
 
     def mean(column: str) -> float | None:
         value = table[column].cast(pl.Float64).mean()
@@ -295,4 +302,5 @@ def summary(table: pl.DataFrame) -> dict[str, float | None]:
         "catastrophe_rate": mean("catastrophe"),
         "arrival_rate": mean("arrived"),
         "length": mean("length"),
+        **{name: mean(name) for name in table.columns if name not in SCHEMA},
     }

@@ -103,7 +103,7 @@ class BulletCarReach(Env):
         way = scene.goal - scene.car
         distance = max(math.hypot(*way), 1e-9)
         return {
-            "hit": float(world.at_box or world.touches_wall),
+            "hit": float(world.at_box),
             "vehicle_hazard": 1.0 if world.at_box else box_hazard(scene),
             "object_gap": 0.0 if world.at_box else box_gap(scene)[0] / CAR_LENGTH,
             "zone": float(world.in_puddle),

@@ -255,10 +255,6 @@ class World:
         """Whether the car touched another body at the end of the last step."""
         return bool(pb.getContactPoints(self._car_id, body, physicsClientId=self._client))
 
-    @property
-    def touches_wall(self) -> bool:
-        return self.touches(self.bodies.world.room_id)
-
     def observe(self) -> NDArray[np.float32]:
         """The package's 57 numbers: 7 of the car, 24 rays, 24 directions to puddles, and the way to the goal."""
         rotation = np.array(pb.getMatrixFromQuaternion(self._turn)).reshape(3, 3)

@@ -1,0 +1,110 @@
+"""How much of everything goes into the scorer, and which agents are trained for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from vlmsafe.errors import InputError
+
+EPISODES_PER_FILE = 25
+EPOCH = 4000  # steps, of an agent's training
+
+
+@dataclass(frozen=True)
+class AgentPlan:
+    """A policy trained for the making of the scorer."""
+
+    env: str
+    method: str
+    seed: int
+    steps: int = 240_000
+    initial_std: float = 1.0
+    also: tuple[str, ...] = ()
+    """Where it drives in recordings besides the environment it was trained in; these must observe the same."""
+    choice: str = ""
+    """How a tested agent and the settings were chosen, for the card: what a reader of its figures must know."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.env}-{self.method}-{self.seed}"
+
+    def drives_in(self, env: str) -> bool:
+        return env in (self.env, *self.also)
+
+
+_METADRIVE = ("metadrive-medium", "metadrive-hard")
+_FIRST_CHOICE = (
+    'The agent was named before any was trained. When "about to" is true was settled before, on another agent in\n'
+    "MetaDrive."
+)
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """How much of everything. The defaults take some hours on two cores."""
+
+    recorded: tuple[AgentPlan, ...] = (
+        AgentPlan("metadrive-easy", "ppo", 1, also=_METADRIVE),
+        AgentPlan("metadrive-easy", "ppo-lag", 3, also=_METADRIVE),
+        AgentPlan("metadrive-easy", "ppo-lag", 5, initial_std=0.3, also=_METADRIVE),
+        AgentPlan("formula-one-l2", "ppo", 1, also=("formula-one-l1",)),
+        AgentPlan("formula-one-l2", "ppo-lag", 2, also=("formula-one-l1",)),
+        AgentPlan("bullet-car-reach", "ppo", 1, steps=160_000),
+    )
+    """Agents that drive in recordings."""
+    tested: tuple[AgentPlan, ...] = (
+        AgentPlan(
+            "metadrive-easy", "ppo-lag", 2,
+            choice="The agent is one of five that were trained, chosen because it drives: the others hardly move. When "
+            '"about to" is\ntrue was settled on other episodes of the same agent, on scenarios of the training pool '
+            "that no recording holds.",
+        ),
+        AgentPlan("formula-one-l2", "ppo-lag", 2, choice=_FIRST_CHOICE),
+        AgentPlan("bullet-car-reach", "ppo-lag", 2, choice=_FIRST_CHOICE),
+    )  # fmt: skip
+    """The agents on whose episodes anticipation is measured; they drive in no recording."""
+    training_files: tuple[tuple[str, int], ...] = (
+        ("metadrive-easy", 65), ("metadrive-medium", 26), ("metadrive-hard", 4),
+        ("formula-one-l0", 6), ("formula-one-l1", 18), ("formula-one-l2", 36),
+        ("bullet-car-reach", 36), ("braking", 8), ("speeding", 4),
+    )  # fmt: skip
+    """Files of 25 episodes each, per environment, on scenarios of the training pool."""
+    held_out_files: tuple[tuple[str, int], ...] = (
+        ("metadrive-easy", 6), ("metadrive-medium", 3), ("metadrive-hard", 1),
+        ("formula-one-l0", 2), ("formula-one-l1", 4), ("formula-one-l2", 6),
+        ("bullet-car-reach", 6), ("braking", 2), ("speeding", 2),
+    )  # fmt: skip
+    steps: int = 6000
+    """Of training."""
+    moments_per_step: int = 512
+    wordings: int = 3000
+    """Captions drawn per fact."""
+    ceiling_steps: int = 3000
+    """Of the training of the network on observations."""
+    test_episodes: int = 100
+
+    def scaled(self, share: float) -> BuildPlan:
+        """A smaller or larger build of the same kind; nothing becomes less than one."""
+        if not share > 0.0:
+            raise InputError(f"scale is {share}; it must be greater than 0")
+
+        def some(count: int, unit: int = 1) -> int:
+            return max(1, round(count * share / unit)) * unit
+
+        def agent(plan: AgentPlan) -> AgentPlan:
+            # Whole epochs; a short run is one epoch of whatever length.
+            steps = some(plan.steps, EPOCH) if plan.steps * share >= EPOCH else some(plan.steps)
+            # How the agents of another build were chosen nobody knows.
+            return replace(plan, steps=steps, choice=plan.choice if share == 1.0 else "")
+
+        return BuildPlan(
+            tuple(agent(plan) for plan in self.recorded),
+            tuple(agent(plan) for plan in self.tested),
+            tuple((env, some(files)) for env, files in self.training_files),
+            tuple((env, some(files)) for env, files in self.held_out_files),
+            some(self.steps),
+            self.moments_per_step,
+            some(self.wordings),
+            some(self.ceiling_steps),
+            some(self.test_episodes),
+        )
