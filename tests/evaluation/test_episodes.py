@@ -71,10 +71,9 @@ def test_summary_averages_episodes(run):
 def test_task_metrics_of_an_environment_are_columns_and_means(tmp_path):
     run = train(env="braking", total_steps=400, steps_per_epoch=400, run_dir=str(tmp_path / "run"), quiet=True)
     table = evaluate(run, episodes=2)
-    driven = [
-        EpisodeTask(*load_policy(run, run.checkpoint(None)[0]), [scenario], [None]) for scenario in (10_000, 10_001)
-    ]
-    for row, task in zip(table.rows(named=True), driven, strict=True):
+    policy = load_policy(run, run.checkpoint(None)[0])
+    for row in table.rows(named=True):
+        task = EpisodeTask(*policy, [row["scenario"]], [None])
         env = ENVS["braking"].make(ENVS["braking"].held_out)
         for _, step in task.drive(env, lambda steps: None):
             if step.last:
