@@ -74,7 +74,7 @@ class BuildPlan:
         ("formula-one-l0", 2), ("formula-one-l1", 4), ("formula-one-l2", 6),
         ("bullet-car-reach", 6), ("braking", 2), ("speeding", 2),
     )  # fmt: skip
-    steps: int = 6000
+    steps: int = 9000
     """Of training."""
     moments_per_step: int = 512
     wordings: int = 3000

@@ -253,7 +253,9 @@ def test_nothing_is_hazardous_where_nothing_costs():
     put(env, circuit().points[STRAIGHT], heading_at(STRAIGHT) + math.pi / 2)
     drive(env, 80)
     assert env.hazard() == 0.0
-    assert env.facts()["hit"] == 1.0  # though the wall is there
+    facts = env.facts()
+    assert facts["hit"] == facts["edge_hazard"] == 1.0  # though the wall is there
+    assert facts["edge_gap"] == pytest.approx(0.0, abs=0.01)
 
 
 def test_facts_say_where_on_the_track_the_car_is():

@@ -15,7 +15,7 @@ from vlmsafe.envs.api import Env, Frame, Observation, Scenarios
 from vlmsafe.envs.formula_one import barriers, lidar
 from vlmsafe.envs.formula_one.circuit import GOALS, HALF_WIDTH, Array, circuit
 from vlmsafe.envs.formula_one.driver import Driver, Situation
-from vlmsafe.envs.formula_one.model import BARRIER_RADIUS, BARRIERS, build
+from vlmsafe.envs.formula_one.model import BARRIER_RADIUS, BARRIERS, WALL_HALF_THICKNESS, build
 from vlmsafe.envs.formula_one.painter import Painter
 from vlmsafe.envs.hazard import gaps_to_box, hazard_of
 
@@ -220,7 +220,7 @@ class FormulaOne(Env):
         posts = posts[np.abs(posts).max(axis=1) < _SIGHT * _LENGTH]
         velocity = lidar.to_car(self._situation().velocity[None], np.zeros(2), self._heading)[0]
         gaps, speeds = [], []
-        for first, second, radius in ((starts, ends, 0.0), (posts, posts, BARRIER_RADIUS)):
+        for first, second, radius in ((starts, ends, WALL_HALF_THICKNESS), (posts, posts, BARRIER_RADIUS)):
             if not len(first):
                 gaps.append(_SIGHT * _LENGTH)
                 speeds.append(0.0)
@@ -230,7 +230,7 @@ class FormulaOne(Env):
             gaps.append(max(0.0, float(apart[nearest]) - radius))
             speeds.append(float(directions[nearest] @ velocity))
         noses = np.array([(CAR[0], side * CAR[1]) for side in (-1.0, 0.0, 1.0)])
-        ahead = lidar.ray_lengths(noses, np.array([(1.0, 0.0)] * 3), starts, ends).min()
+        ahead = lidar.ray_lengths(noses, np.array([(1.0, 0.0)] * 3), starts, ends).min() - WALL_HALF_THICKNESS
         in_way = posts[(posts[:, 0] > 0.0) & (np.abs(posts[:, 1]) < CAR[1] + BARRIER_RADIUS)]
         ahead = min(ahead, (in_way[:, 0] - CAR[0] - BARRIER_RADIUS).min(initial=np.inf), _SIGHT * _LENGTH)
         return _Surroundings((gaps[0], gaps[1]), (speeds[0], speeds[1]), max(0.0, float(ahead)))

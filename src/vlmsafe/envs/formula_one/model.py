@@ -19,7 +19,7 @@ from vlmsafe.envs.formula_one.circuit import circuit
 BARRIERS = 200
 BARRIER_RADIUS, BARRIER_HEIGHT = 0.15, 0.4  # metres
 WALL_HEIGHT = 0.5
-_WALL_HALF_THICKNESS = 0.05
+WALL_HALF_THICKNESS = 0.05
 _BARRIER_MASS = 1.0  # kg; the car has three
 _GRIP = 0.5  # friction of a barrier's foot
 _GREY = ((0.62, 0.62, 0.64, 1.0), (0.48, 0.48, 0.50, 1.0))
@@ -37,7 +37,7 @@ def build(barriers: int, footing: Footing = "planar") -> Any:
         spec.worldbody.add_geom(
             name=f"wall_{number}",
             type=mujoco.mjtGeom.mjGEOM_BOX,
-            size=(math.hypot(*along) / 2 + 0.02, _WALL_HALF_THICKNESS, WALL_HEIGHT / 2),
+            size=(math.hypot(*along) / 2 + 0.02, WALL_HALF_THICKNESS, WALL_HEIGHT / 2),
             pos=(*((start + end) / 2), WALL_HEIGHT / 2),
             quat=_turned(math.atan2(along[1], along[0])),
             rgba=_GREY[number % 2],  # the joints between pieces are seen, and with them how fast they pass
