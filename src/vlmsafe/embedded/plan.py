@@ -57,7 +57,7 @@ class BuildPlan:
         ),
         AgentPlan(
             "formula-one-l2", "ppo", 2,
-            choice="The agent has no constraint: PPO-Lagrangian was to be tested, but its agent (seed 2, who drives in\n"
+            choice="The agent has no constraint: PPO-Lagrangian was to be tested, but its agent (seed 2, who is in\n"
             'recordings instead) stands still and touches nothing. When "about to" is true was settled before, on\n'
             "another agent in MetaDrive.",
         ),
