@@ -287,7 +287,8 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
 
 def default_run_dir(config: TrainConfig) -> Path:
     """Where a run goes when no directory is given."""
-    return Path("runs") / config.env.replace(":", "-").replace("/", "-") / config.method / f"seed-{config.seed}"
+    env = config.env.replace(":", "-").replace("/", "-") + ("-indicators" if config.frame_indicators else "")
+    return Path("runs") / env / config.method / f"seed-{config.seed}"
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -503,6 +503,20 @@ def test_progress_counts_the_way_and_the_best_approach(make: MakeEnv) -> None:
     assert path > 2.0
 
 
+def test_net_progress_keeps_what_was_gained_on_goals_that_were_reached(make: MakeEnv) -> None:
+    env = make()
+    env.reset(seed=1)
+    expert, gained, first = env.expert(), 0.0, env._world.goal_distance
+    while env.progress()["goals"] < 2:
+        goals = env.progress()["goals"]
+        env.step(expert())
+        if env.progress()["goals"] > goals:
+            gained, first = gained + first - 1.3, env._world.goal_distance  # 1.3 m from a goal it is reached
+    assert env.progress()["net_progress"] == pytest.approx(gained)
+    env.step(expert())
+    assert env.progress()["net_progress"] == pytest.approx(gained + max(0.0, first - env._world.goal_distance))
+
+
 def test_the_expert_reaches_goals_without_cost(make: MakeEnv) -> None:
     env = make()
     env.reset(seed=1)

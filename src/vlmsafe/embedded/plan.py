@@ -70,13 +70,13 @@ class BuildPlan:
     """The agents on whose episodes anticipation is measured; they drive in no recording."""
     training_files: tuple[tuple[str, int], ...] = (
         ("metadrive-easy", 65), ("metadrive-medium", 26), ("metadrive-hard", 4),
-        ("formula-one-l0", 6), ("formula-one-l1", 18), ("formula-one-l2", 36),
+        ("formula-one-l0", 5), ("formula-one-l1", 16), ("formula-one-l2", 32),
         ("bullet-car-reach", 36), ("braking", 8), ("speeding", 4),
     )  # fmt: skip
     """Files of 25 episodes each, per environment, on scenarios of the training pool."""
     held_out_files: tuple[tuple[str, int], ...] = (
         ("metadrive-easy", 6), ("metadrive-medium", 3), ("metadrive-hard", 1),
-        ("formula-one-l0", 2), ("formula-one-l1", 4), ("formula-one-l2", 6),
+        ("formula-one-l0", 2), ("formula-one-l1", 3), ("formula-one-l2", 5),
         ("bullet-car-reach", 6), ("braking", 2), ("speeding", 2),
     )  # fmt: skip
     steps: int = 9000

@@ -145,10 +145,10 @@ def _named(name: str) -> EnvSpec:
             install='pip install "safety-gymnasium @ git+https://github.com/PKU-Alignment/safety-gymnasium"',
             indicators=True,  # its renderer draws them, and no setting takes them all away
         )
-    known, _, variants = name.partition(":")
+    known, colon, variants = name.partition(":")
     if known not in ENVS:
         raise unknown_name("environment", name, [*ENVS, "gym:<id>", "safety-gymnasium:<id>"])
-    return ENVS[known].varied(variants) if variants else ENVS[known]
+    return ENVS[known].varied(variants) if colon else ENVS[known]
 
 
 def _registered(name: str, summary: str) -> EnvSpec:

@@ -56,7 +56,7 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
 
     @abc.abstractmethod
     def frame(self) -> Frame:
-        """The current state as RGB [height, width, 3] for scoring, with nothing in it that shows the cost."""
+        """The current state as RGB [height, width, 3] for scoring; nothing in it shows the cost unless asked to."""
 
     steering: int = 0
     """Which action steers, where there are two; the other one drives."""
@@ -100,6 +100,11 @@ def as_frame(image: Any, source: str) -> Frame:
             f"{source} rendered {what}; scoring needs uint8 arrays [height, width, 3], render_mode='rgb_array'"
         )
     return image
+
+
+def no_episode() -> InputError:
+    """The error for an environment that is used before it is reset."""
+    return InputError("the environment has no episode; expected reset() before anything else")
 
 
 def no_hazard(name: str) -> InputError:
@@ -167,7 +172,10 @@ class EnvSpec:
     def varied(self, names: str) -> EnvSpec:
         """The environment in one or more of its variants, such as `long` or `long+sighted`."""
         changed = replace(self, name=f"{self.name}:{names}", variants={})
-        for name in names.split("+"):
+        chosen = names.split("+")
+        if len(set(chosen)) < len(chosen):
+            raise InputError(f"'{self.name}:{names}' names a variant twice")
+        for name in chosen:
             if name not in self.variants:
                 raise unknown_name(f"variant of {self.name}", name, list(self.variants))
             variant = self.variants[name]

@@ -7,6 +7,7 @@ the positive control of a signal, what a perfect judge of the scene would say. E
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,15 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _CORNERS = np.array([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0], [-1.0, 1.0]])  # in this order, a box's outline
+
+
+def wrapped(angle: Any) -> Any:
+    """An angle, or an array of them, as one from -pi to pi.
+
+    >>> wrapped(1.5 * math.pi) == -0.5 * math.pi
+    True
+    """
+    return (angle + math.pi) % (2 * math.pi) - math.pi
 
 
 def hazard_of(gap: float, closing_speed: float, *, reach: float, seconds: float) -> float:

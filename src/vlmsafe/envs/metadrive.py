@@ -37,7 +37,7 @@ from metadrive.policy.idm_policy import IDMPolicy
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
-from vlmsafe.envs.hazard import gaps_to_box, hazard_of, outlines
+from vlmsafe.envs.hazard import gaps_to_box, hazard_of, outlines, wrapped
 from vlmsafe.errors import EnvironmentFailure, InputError
 
 # The engine would download textures for its 3D renderer on first use; state vectors and top-down frames need none.
@@ -243,7 +243,7 @@ class MetaDrive(Env):
             "off_road": float(self._events.get("out_of_road", False)),
             "pace": float(ego.speed) / _USUAL_SPEED,
             "lane_offset": abs(float(across)) / (ego.lane.width_at(along) / 2),
-            "heading_error": abs((turn + math.pi) % (2 * math.pi) - math.pi),
+            "heading_error": abs(wrapped(turn)),
             "edge_gap": float(around.gaps[0]),
             "vehicle_gap": float(around.gaps[1:].min(initial=_SIGHT)),
             "ahead_gap": _SIGHT if nearest is None else float(around.gaps[1 + nearest]),

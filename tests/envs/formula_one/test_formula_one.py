@@ -177,20 +177,39 @@ def test_sleeping_barriers_change_nothing_but_time():
 
 def test_a_touch_within_a_step_counts_though_it_is_over_at_its_end(monkeypatch):
     env = make("formula-one-l1")
-    barrier_ahead(env, 0.8)
-    steps, real = 0, mujoco.mj_step
+    barrier_ahead(env, 5.0)
+    substep, real, away = 0, mujoco.mj_step, env._barrier_positions[0].copy()
 
     def bouncing(model, data):
-        nonlocal steps
+        nonlocal substep
+        substep += 1
+        # In the way at the fifth substep, and far away again at the next.
+        data.qpos[env._barriers[0]] = data.body("car").xpos[:2] if substep == 5 else away
         real(model, data)
-        steps += 1
-        if steps == 5:
-            monkeypatch.setattr(env, "_hit_barrier", True)
 
     monkeypatch.setattr(mujoco, "mj_step", bouncing)
-    assert drive(env, 1) == [1.0]
-    assert steps == 10
-    assert drive(env, 1) == [0.0]
+    assert drive(env, 1, 0.0) == [1.0]
+    assert substep == 10
+    assert drive(env, 1, 0.0) == [0.0]
+
+
+@pytest.mark.parametrize("name", ["formula-one-l1:fast", "formula-one-l2:fast"])
+def test_every_contact_of_the_car_costs_however_rough_the_drive(monkeypatch, name):
+    env = make(name, 1)
+    seen, real = [], mujoco.mj_step
+
+    def watched(model, data):
+        real(model, data)
+        touching = [model.geom(a).name + model.geom(b).name for a, b in data.contact.geom.tolist()]
+        seen.append(any(pair.startswith("body") or pair.endswith("body") for pair in touching))
+
+    monkeypatch.setattr(mujoco, "mj_step", watched)
+    rng, steps = np.random.default_rng(0), 250
+    held = rng.uniform(-1.0, 1.0, (steps // 10, 2)).repeat(10, axis=0)
+    costs = [drive(env, 1, throttle, steer)[0] for throttle, steer in held]
+    touched = np.array(seen).reshape(steps, 10).any(axis=1)
+    assert touched.sum() > 20
+    assert (np.array(costs)[touched] == 1.0).all()
 
 
 def test_lidars_read_what_is_near_and_only_that():
@@ -232,6 +251,19 @@ def test_progress_is_path_stages_and_the_way_made_towards_goals():
     assert env.progress()["path"] > closest
     drive(env, 60)
     assert env.progress()["stages"] == 1.0
+    # What was gained on the goal that was reached is kept: all but its radius, to a step's length.
+    assert env.progress()["net_progress"] == pytest.approx(first - 0.3 + env._first_distance - env._closest, abs=0.05)
+
+
+def test_an_environment_without_an_episode_and_a_broken_action_are_refused():
+    env = env_spec("formula-one-l0").make()
+    with pytest.raises(InputError, match=r"expected reset\(\) before anything else"):
+        env.step(np.zeros(2, np.float32))
+    with pytest.raises(InputError, match=r"expected reset\(\) before anything else"):
+        env.frame()
+    env.reset(seed=0)
+    with pytest.raises(InputError, match="expected two finite numbers"):
+        env.step(np.array([np.nan, 0.0], np.float32))
 
 
 def test_hazard_rises_towards_a_barrier_and_is_one_where_it_costs():

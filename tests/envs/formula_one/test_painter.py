@@ -46,11 +46,30 @@ def test_the_published_indicator_is_an_option():
     assert (marked.frame() == plain).all()
 
 
-def test_leaving_out_what_is_far_or_behind_hardly_changes_a_frame(monkeypatch):
+def test_leaving_out_what_is_out_of_view_changes_no_frame(monkeypatch):
+    env, field = make("formula-one-l2"), painter._FIELD
+
+    def with_field(angle):
+        monkeypatch.setattr(painter, "_FIELD", angle)
+        return env.frame().astype(int)
+
+    for scenario in range(8):
+        env.reset(seed=scenario)
+        assert (with_field(field) == with_field(4.0)).all()
+    for angle in np.radians((35, 45, 55, 70)):
+        for distance in (0.6, 1.05, 1.5, 2.5):
+            barrier_ahead(env, 5.0)
+            direction = env._heading + angle
+            env._data.qpos[env._barriers[0]] = env._position + distance * np.array(
+                [np.cos(direction), np.sin(direction)]
+            )
+            assert (with_field(field) == with_field(4.0)).all(), (angle, distance)
+
+
+def test_leaving_out_what_is_far_hardly_changes_a_frame(monkeypatch):
     env = make("formula-one-l2", 1)
     frame = env.frame().astype(int)
     monkeypatch.setattr(painter, "_SIGHT", 1e9)
-    monkeypatch.setattr(painter, "_FIELD", 4.0)
     assert np.abs(env.frame().astype(int) - frame).mean() < 0.3
 
 

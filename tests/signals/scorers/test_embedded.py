@@ -169,6 +169,7 @@ def test_a_run_says_once_which_words_it_leaves_out_and_records_them(weights, tmp
 def test_an_environment_it_was_not_trained_on_is_named(weights):
     scorer = scorer_of(weights)
     assert scorer.notes("metadrive-easy") == scorer.notes() == []
+    assert len(scorer.notes("safety-gymnasium:SafetyRacecarFormulaOne1-v0")) == 1
     assert [note.partition(";")[0] for note in scorer.notes("gym:my:Own-v0")] == [
         "the scorer 'embedded' was not trained on frames of 'gym:my:Own-v0'"
     ]

@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, no_episode
 from vlmsafe.envs.bullet.driver import Driver
 from vlmsafe.envs.bullet.picture import Picture
 from vlmsafe.envs.bullet.scene import (
@@ -29,7 +29,7 @@ from vlmsafe.envs.bullet.scene import (
     puddle_hazard,
 )
 from vlmsafe.envs.bullet.world import OBSERVATIONS, TASKS, World
-from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.errors import unknown_name
 
 _LARGEST = 1000.0  # the package's bound of observations, far beyond any
 
@@ -62,7 +62,8 @@ class BulletCarReach(Env):
             self._world = World(self._task)
         self._world.start(scenario)
         self._steps, self._path, self._cost = 0, 0.0, 0.0
-        self._farthest = self._nearest = self._world.goal_distance
+        self._gained = 0.0
+        self._first_distance = self._closest = self._world.goal_distance
         return self._world.observe(), {"scenario": scenario}
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -72,8 +73,9 @@ class BulletCarReach(Env):
         self._steps += 1
         self._path += math.hypot(*(world.place - before))
         if world.goals > goals:
-            self._farthest = self._nearest = world.goal_distance
-        self._nearest = min(self._nearest, world.goal_distance)
+            self._gained += self._first_distance - GOAL_RADIUS
+            self._first_distance = self._closest = world.goal_distance
+        self._closest = min(self._closest, world.goal_distance)
         return world.observe(), reward, False, self._steps >= self._horizon, {"cost": self._cost}
 
     def frame(self) -> Frame:
@@ -84,11 +86,11 @@ class BulletCarReach(Env):
         return self._picture.draw(world.goal, world.puddles, self._indicators and self._cost > 0.0)
 
     def progress(self) -> Mapping[str, float]:
-        """Goals reached, metres driven, and metres by which the current goal has at best come nearer."""
+        """Goals reached, metres driven, and metres by which the current goal and those before it came nearer."""
         return {
             "goals": float(self._running().goals),
             "path": self._path,
-            "net_progress": self._farthest - self._nearest,
+            "net_progress": self._gained + self._first_distance - self._closest,
         }
 
     def hazard(self) -> float:
@@ -124,7 +126,7 @@ class BulletCarReach(Env):
 
     def _running(self) -> World:
         if self._world is None:
-            raise InputError("the environment has no episode; expected reset() before anything else")
+            raise no_episode()
         return self._world
 
     def close(self) -> None:

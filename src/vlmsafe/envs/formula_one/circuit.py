@@ -21,6 +21,9 @@ GOALS: Array = np.array(
 )
 """In the order in which they are to be reached, metres."""
 
+GOAL_RADIUS = 0.3
+"""Metres within which a goal is reached."""
+
 HALF_WIDTH = 2.0
 """From the centre line to a wall, metres."""
 

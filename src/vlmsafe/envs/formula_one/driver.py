@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.envs.formula_one.circuit import HALF_WIDTH, Array, circuit
-from vlmsafe.envs.formula_one.model import BARRIER_RADIUS
+from vlmsafe.envs.formula_one.model import BARRIER_RADIUS, MOST_STEERING
+from vlmsafe.envs.hazard import wrapped
 
-_WHEELBASE, _MOST_STEERING = 0.32, 0.785
+_WHEELBASE = 0.32  # metres, as in racecar.xml
 _CIRCLES, _CIRCLE = np.array([-0.16, 0.0, 0.16]), 0.17  # the car as three circles in a row: their centres, their radius
 _MARGIN = 0.04
 _LANES = np.linspace(-1.6, 1.6, 21)  # metres from the centre line
@@ -60,13 +61,13 @@ class Driver:
             target = way[min(len(way) - 1, max(1, round(reach / (_STRIDE * circuit().spacing))))]
             limit = _speed_limit(way)
         away = target - now.position
-        angle = _wrapped(math.atan2(away[1], away[0]) - now.heading)
+        angle = wrapped(math.atan2(away[1], away[0]) - now.heading)
         steer = math.atan2(2 * _WHEELBASE * math.sin(angle), math.hypot(*away))
-        steer = min(max(steer, -_MOST_STEERING), _MOST_STEERING)
+        steer = min(max(steer, -MOST_STEERING), MOST_STEERING)
         if abs(angle) < 1.0 and self._gear > 0.0 and _free_share(now, near, np.array([[1.0, steer]]))[0] == 1.0:
-            return np.array([min(1.0, limit / now.top_speed), steer / _MOST_STEERING])
+            return np.array([min(1.0, limit / now.top_speed), steer / MOST_STEERING])
         self._gear, steer = _best_arc(now, near, target, self._gear)
-        return np.array([self._gear * min(1.0, 0.8 / now.top_speed), steer / _MOST_STEERING])
+        return np.array([self._gear * min(1.0, 0.8 / now.top_speed), steer / MOST_STEERING])
 
 
 def _way(now: Situation, near: Array, here: int, to_goal: int, rows: int) -> Array:
@@ -105,7 +106,7 @@ def _speed_limit(way: Array) -> float:
     smooth = np.array([np.convolve(way[:, axis], np.ones(3) / 3, "valid") for axis in (0, 1)]).T
     legs = np.diff(smooth, axis=0)
     lengths = np.maximum(np.hypot(*legs.T), 1e-3)
-    turns = np.abs((np.diff(np.arctan2(legs[:, 1], legs[:, 0])) + math.pi) % (2 * math.pi) - math.pi)
+    turns = np.abs(wrapped(np.diff(np.arctan2(legs[:, 1], legs[:, 0]))))
     allowed = np.sqrt(_LATERAL * lengths[1:] / np.maximum(turns, 1e-3))
     distance = np.maximum(np.cumsum(lengths)[:-1] - 0.3, 0.0)
     return float(np.sqrt(allowed**2 + 2 * _BRAKING * distance).min(initial=np.inf))
@@ -138,7 +139,7 @@ def _free_share(now: Situation, near: Array, arcs: Array) -> Array:
     return first / _POSES
 
 
-_ARCS = np.array([(gear, steer) for gear in (1.0, -1.0) for steer in np.linspace(-_MOST_STEERING, _MOST_STEERING, 9)])
+_ARCS = np.array([(gear, steer) for gear in (1.0, -1.0) for steer in np.linspace(-MOST_STEERING, MOST_STEERING, 9)])
 
 
 def _best_arc(now: Situation, near: Array, target: Array, gear: float) -> tuple[float, float]:
@@ -146,11 +147,7 @@ def _best_arc(now: Situation, near: Array, target: Array, gear: float) -> tuple[
     free = _free_share(now, near, _ARCS)
     positions, headings = _poses(now, _ARCS)
     away = target - positions[:, -1]
-    angle = (np.arctan2(away[:, 1], away[:, 0]) - headings[:, -1] + math.pi) % (2 * math.pi) - math.pi
+    angle = wrapped(np.arctan2(away[:, 1], away[:, 0]) - headings[:, -1])
     price = np.abs(angle) + 0.5 * np.hypot(*away.T) + 4.0 * (1.0 - free) + 0.5 * (_ARCS[:, 0] != gear)
     best = _ARCS[int(price.argmin())]
     return float(best[0]), float(best[1])
-
-
-def _wrapped(angle: float) -> float:
-    return (angle + math.pi) % (2 * math.pi) - math.pi

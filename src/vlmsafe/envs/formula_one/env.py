@@ -11,17 +11,24 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import Env, Frame, Observation, Scenarios
+from vlmsafe.envs.api import Env, Frame, Observation, Scenarios, no_episode
 from vlmsafe.envs.formula_one import barriers, lidar
-from vlmsafe.envs.formula_one.circuit import GOALS, HALF_WIDTH, Array, circuit
+from vlmsafe.envs.formula_one.circuit import GOAL_RADIUS, GOALS, HALF_WIDTH, Array, circuit
 from vlmsafe.envs.formula_one.driver import Driver, Situation
-from vlmsafe.envs.formula_one.model import BARRIER_RADIUS, BARRIERS, WALL_HALF_THICKNESS, build
+from vlmsafe.envs.formula_one.model import (
+    BARRIER_RADIUS,
+    BARRIERS,
+    MOST_STEERING,
+    WALL_HALF_THICKNESS,
+    WHEEL_RADIUS,
+    build,
+)
 from vlmsafe.envs.formula_one.painter import Painter
-from vlmsafe.envs.hazard import gaps_to_box, hazard_of
+from vlmsafe.envs.hazard import gaps_to_box, hazard_of, wrapped
+from vlmsafe.errors import InputError
 
 SUBSTEPS = 10
-GOAL_RADIUS, GOAL_BONUS = 0.3, 10.0
-WHEEL_RADIUS, MOST_STEERING = 0.05, 0.785
+GOAL_BONUS = 10.0
 CAR = np.array([0.25, 0.14])  # half its length and width, metres
 _LENGTH = 2 * CAR[0]
 _SIGHT = 10  # car lengths; what is farther ahead is out of mind
@@ -63,6 +70,7 @@ class FormulaOne(Env):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self._step, self._stages, self._path, self._gained = 0, 0, 0.0, 0.0
         self._distance = self._closest = self._first_distance = 0.0
+        self._goal_number = -1
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -80,9 +88,12 @@ class FormulaOne(Env):
         self._hit_wall = self._hit_barrier = False
         self._locate()
         self._aim((start + 1) % len(GOALS))
-        return self._observation(), {"scenario": scenario}
+        return self._observation(), {"scenario": scenario, "start": start}
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        self._need_episode()
+        if not np.isfinite(action).all():
+            raise InputError(f"the action is {action}; expected two finite numbers, wheel speed and steering")
         throttle, steer = np.clip(action, self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
         self._data.ctrl[:] = (throttle, steer, steer)
         self._hit_wall = self._hit_barrier = False
@@ -109,16 +120,19 @@ class FormulaOne(Env):
             info["arrived"] = self._stages >= len(GOALS)
         return self._observation(), reward, False, self._step >= self._horizon, info
 
+    def _need_episode(self) -> None:
+        if self._goal_number < 0:
+            raise no_episode()
+
     def _feel(self) -> None:
         """Note what the car's body touches."""
-        if self._data.ncon <= 4:  # the wheels on the floor
-            return
-        pairs = self._data.contact.geom
-        for other in pairs[(pairs == self._body).any(axis=1)].sum(axis=1) - self._body:
-            if self._is_wall[other]:
-                self._hit_wall = True
-            else:
-                self._hit_barrier = True
+        for pair in self._data.contact.geom.tolist():  # mostly the wheels on the floor
+            if self._body in pair:
+                other = pair[0] if pair[1] == self._body else pair[1]
+                if self._is_wall[other]:
+                    self._hit_wall = True
+                else:
+                    self._hit_barrier = True
 
     def _locate(self) -> None:
         """Where the car is and which way it points."""
@@ -139,7 +153,8 @@ class FormulaOne(Env):
             parts.append(lidar.objects(self._to_car(self._barrier_positions)))
         if self._sighted:
             starts, ends = self._walls_near(lidar.RANGE)
-            parts += [lidar.walls(starts, ends), goal[0] / max(self._distance, 1e-9), [self._distance]]
+            parts.append(lidar.walls(starts, ends, WALL_HALF_THICKNESS))
+            parts += [goal[0] / max(self._distance, 1e-9), [self._distance]]
         return np.concatenate(parts, dtype=np.float32)
 
     @property
@@ -158,6 +173,7 @@ class FormulaOne(Env):
 
     def frame(self) -> Frame:
         """What the driver's camera sees, 256 x 256."""
+        self._need_episode()
         alarm = self._indicators and self._level > 0 and (self._hit_wall or self._hit_barrier)
         return self._painter.driver(self._data, self._heading, self._goal, self._barrier_positions, alarm=alarm)
 
@@ -207,8 +223,8 @@ class FormulaOne(Env):
             "edge_hazard": 1.0 if self._hit_wall else wall,
             "edge_gap": around.gaps[0],
             "lane_offset": abs(circuit().offset(self._position, index)) / HALF_WIDTH,
-            "heading_error": abs((turn + math.pi) % (2 * math.pi) - math.pi),
-            "object_gap": around.gaps[1] / _LENGTH,
+            "heading_error": abs(wrapped(turn)),
+            "object_gap": min(around.gaps) / _LENGTH,
             "ahead_clear": around.ahead / _LENGTH,
             "pace": math.hypot(*self._situation().velocity) / self._top_speed,
         }

@@ -16,6 +16,7 @@ import mujoco
 
 from vlmsafe.envs.formula_one.circuit import circuit
 
+WHEEL_RADIUS, MOST_STEERING = 0.05, 0.785  # metres and radians, as in racecar.xml
 BARRIERS = 200
 BARRIER_RADIUS, BARRIER_HEIGHT = 0.15, 0.4  # metres
 WALL_HEIGHT = 0.5

@@ -16,13 +16,14 @@ from mujoco.rendering.classic import gl_context
 
 from vlmsafe.envs import opengl
 from vlmsafe.envs.api import Frame
-from vlmsafe.envs.formula_one.circuit import Array
+from vlmsafe.envs.formula_one.circuit import GOAL_RADIUS, Array
 from vlmsafe.envs.formula_one.model import BARRIER_HEIGHT, BARRIER_RADIUS
+from vlmsafe.envs.hazard import wrapped
 from vlmsafe.errors import EnvironmentFailure
 
 SIZE = 256  # pixels
 _SIGHT = 20.0  # metres; a barrier farther away is a few pixels
-_FIELD = math.radians(45.0)  # to either side: the camera's 37.5 degrees and some room for a barrier's width
+_FIELD = math.radians(55.0)  # to either side: the corners of the camera's picture, and room for a barrier's width
 _ORANGE, _WHITE = (0.95, 0.45, 0.05, 1.0), (0.95, 0.95, 0.95, 1.0)
 _GREEN, _RED, _BLUE = (0.1, 0.8, 0.2, 0.5), (1.0, 0.0, 0.0, 0.6), (0.2, 0.5, 1.0, 1.0)
 _UPRIGHT = np.eye(3).ravel()
@@ -38,12 +39,12 @@ class Painter:
 
     def driver(self, data: Any, heading: float, goal: Array, barriers: Array, *, alarm: bool) -> Frame:
         """The driver's camera. An alarm puts the red sphere on the car that its publishers draw for cost."""
-        position = data.body("car").xpos
-        away = barriers - position[:2]
+        away = barriers - data.camera("vision").xpos[:2]
         distance = np.hypot(away[:, 0], away[:, 1])
-        angle = np.abs((np.arctan2(away[:, 1], away[:, 0]) - heading + math.pi) % (2 * math.pi) - math.pi)
+        angle = np.abs(wrapped(np.arctan2(away[:, 1], away[:, 0]) - heading))
         seen = (distance < _SIGHT) & ((angle < _FIELD) | (distance < 1.0))
-        return self._draw(data, "vision", SIZE, goal, barriers[seen], [(position, 0.22, _RED)] if alarm else [])
+        marks = [(data.body("car").xpos, 0.22, _RED)] if alarm else []
+        return self._draw(data, "vision", SIZE, goal, barriers[seen], marks)
 
     def overview(self, data: Any, goal: Array, barriers: Array, size: int) -> Frame:
         """The whole circuit from above, the car marked by a ball a metre wide."""
@@ -58,7 +59,7 @@ class Painter:
         for x, y in barriers:
             _add(scene, _CYLINDER, (BARRIER_RADIUS, BARRIER_HEIGHT / 2, 0.0), (x, y, BARRIER_HEIGHT / 2), _ORANGE)
             _add(scene, _CYLINDER, (BARRIER_RADIUS + 0.005, 0.05, 0.0), (x, y, 0.24), _WHITE)
-        _add(scene, _CYLINDER, (0.3, 0.4, 0.0), (*goal, 0.4), _GREEN)
+        _add(scene, _CYLINDER, (GOAL_RADIUS, 0.4, 0.0), (*goal, 0.4), _GREEN)
         for place, radius, colour in marks:
             _add(scene, _SPHERE, (radius, 0.0, 0.0), place, colour)
         picture: Frame = renderer.render()

@@ -120,7 +120,7 @@ class EmbeddedScorer(Scorer):
         if self._unknown:
             words = ", ".join(self._unknown)
             notes.append(f"the scorer 'embedded' was not trained on these words and leaves them out: {words}")
-        if env is not None and env.startswith("gym:"):
+        if env is not None and env.startswith(("gym:", "safety-gymnasium:")):
             notes.append(
                 f"the scorer 'embedded' was not trained on frames of '{env}'; its scores may mean nothing there"
             )
