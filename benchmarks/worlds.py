@@ -7,7 +7,8 @@ of the environment, whose own time is left out, or else random actions drive. Fr
 which wants an idle machine, and of CPU time, which counts all threads of a renderer; resets in milliseconds of CPU
 time. Beside Bullet stands the bare package with the obstacles of the original registration, beside FormulaOne the same
 world with its barriers as free bodies that never sleep; both repeat the actions, and are measured in every round after
-ours. Figures are medians over rounds.
+ours. Figures are medians over rounds. Exit code 1 if a promise is missed: steps per second and milliseconds of CPU time
+per frame as listed below, and Bullet no slower than the bare package.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +38,15 @@ OBSTACLES = {
     "Box": {"number": 1, "fixed_base": False, "movement": "circular"},
     "Puddle": {"number": 8, "fixed_base": True, "movement": "static"},
 }
+
+# Steps per CPU-second at least, and CPU-milliseconds of a frame at most.
+PROMISES = {
+    "formula-one-l0": (2000.0, 10.0),
+    "formula-one-l1": (800.0, 10.0),
+    "formula-one-l2": (800.0, 10.0),
+    "bullet-car-reach": (0.0, 40.0),
+}
+PROMISED_GAIN = {"bullet-car-reach": 1.0, "formula-one-l1": 1.0, "formula-one-l2": 1.0}
 
 
 @dataclass(frozen=True)
@@ -192,8 +203,9 @@ def medians(rounds: list[Figures]) -> Figures:
     return Figures(*(statistics.median(column) for column in zip(*rounds, strict=True)))
 
 
-def main(options: Options) -> None:
+def main(options: Options) -> int:
     console = Console(highlight=False, width=100)
+    missed: list[str] = []
     table = Table("environment", "", "steps/CPU-s", "frame p50, ms", "p95", "CPU", "reset, ms")
     for name in options.envs:
         spec = env_spec(name)
@@ -214,15 +226,25 @@ def main(options: Options) -> None:
             env.close()
         middle = medians(ours)
         table.add_row(name, "here", *map(shown, middle))
+        least, most = PROMISES.get(name, (0.0, float("inf")))
+        if middle.steps_per_second < least:
+            missed.append(f"{name}: {middle.steps_per_second:.0f} steps per CPU-second, promised {least:.0f}")
+        if middle.frame_cpu > most:
+            missed.append(f"{name}: {middle.frame_cpu:.1f} ms for a frame, promised {most:.0f}")
         if theirs:
             other = medians(theirs)
             gains = [a.steps_per_second / b.steps_per_second for a, b in zip(ours, theirs, strict=True)]
+            if statistics.median(gains) < PROMISED_GAIN.get(name, 0.0):
+                missed.append(f"{name}: slower than the plain way")
             times = (statistics.median(gains), *(b / a for a, b in zip(middle[1:], other[1:], strict=True)))
             # FormulaOne's plain world is drawn and reset by the same code.
             compared = len(times) if name.startswith("bullet-") else 1
             table.add_row("", "plain", *map(shown, other[:compared]))
             table.add_row("", "times faster", *map(shown, times[:compared]))
     console.print(table)
+    for line in missed:
+        console.print(f"missed: {line}")
+    return int(bool(missed))
 
 
 def shown(value: float) -> str:
@@ -230,4 +252,4 @@ def shown(value: float) -> str:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    sys.exit(main(tyro.cli(Options)))
