@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vlmsafe.embedded.data import Examples
     from vlmsafe.embedded.drivers import Agent
     from vlmsafe.embedded.train import Schedule
+    from vlmsafe.signals.scorers.api import Scorer
     from vlmsafe.signals.scorers.embedded.model import Embedding
 
 __all__ = ["STAGES", "AgentPlan", "BuildPlan", "Stage", "build"]
@@ -277,29 +278,32 @@ def _test(
     from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 
     paths = _recordings(directory, "recordings")
-    own = [path for path in paths if _env_of(path) == agent.env]
+    env, _, variant = agent.env.partition(":")  # a variant looks the same
+    own = [path for path in paths if _env_of(path) == env]
     if not own:
-        raise InputError(f"there are no recordings of {agent.env}, on which {agent.name} is tested; record some")
+        raise InputError(f"there are no recordings of {env}, on which {agent.name} is tested; record some")
     some = read(own[:10])
     dice = some.select(some.driver == "dice")
     if not len(dice):
-        raise InputError(f"no recording of {agent.env} has a random driver, whose frames the gate needs; record more")
+        raise InputError(f"no recording of {env} has a random driver, whose frames the gate needs; record more")
     run, spec = directory / "agents" / agent.name, env_spec(agent.env)
     prompts = load_prompts(str(spec.prompts))
     scorer = EmbeddedScorer(model, prompts, device="cpu")
-    ceiling = train_ceiling(_alike(paths, agent.env), steps=plan.ceiling_steps)
+    scorers: dict[str, Scorer] = {"embedded": scorer}
+    if not variant:  # which may observe other things than were recorded
+        scorers["state"] = train_ceiling(_alike(paths, env), steps=plan.ceiling_steps)
     episodes = plan.test_episodes
-    table = trace(run, {"embedded": scorer, "state": ceiling}, episodes=episodes, processes=processes)
+    table = trace(run, scorers, episodes=episodes, processes=processes)
     table.write_parquet(directory / f"trace-{agent.name}.parquet")
     # As a run does: on a random driver's frames of training scenarios.
     gate = Gate.calibrated(margins(model, dice, prompts))
     said = {"env": agent.env, "agent": f"{agent.method}, seed {agent.seed}, {agent.steps:,} steps"}
     figures["anticipation"].append({**said, "choice": agent.choice, **anticipation_of(table, gate)})
-    if spec.indicators is not None:
+    if spec.indicators is not None and not variant:
         drawn = trace(run, {"embedded": scorer}, episodes=episodes, processes=processes, indicators=True)
         figures["indicators"].append({**said, **indicators_of(table, drawn)})
     known = figures["scenarios"]
-    known[agent.env] = sorted({*known.get(agent.env, []), *table["scenario"].unique()})
+    known[env] = sorted({*known.get(env, []), *table["scenario"].unique()})
 
 
 def _env_of(path: Path) -> str:

@@ -99,8 +99,14 @@ The same without standardising:
 
 {raw}
 
-The criterion is **{verdict}**. {choice}
+The criterion is **{verdict}**.{caveat}
+
+{choice}
 """
+
+_CAVEAT = """
+`hazard`, which knows where everything is, does not meet it either: within an episode of this agent, nearness hardly
+tells when a contact comes. That says more of the agent, and of standardising, than of a score."""
 
 _INDICATORS = """## What cost indicators give away
 
@@ -186,6 +192,7 @@ def _warning(test: Mapping[str, Any]) -> str:
         standardised=_anticipation(test["rows"], "standardised"),
         raw=_anticipation(test["rows"], "raw"),
         verdict="met" if test["passes"] else "not met",
+        caveat="" if test["passes"] or test["hazard_passes"] else _CAVEAT,
         choice=test["choice"],
     )
 

@@ -6,7 +6,6 @@ of trained agents that no recording knows, for what a score says before a contac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -172,22 +171,24 @@ def _share(right: NDArray[np.bool_], chosen: NDArray[np.bool_], episodes: NDArra
 
 
 def anticipation_of(trace: pl.DataFrame, gate: Gate) -> dict[str, Any]:
-    """The paper's test on a trace with the scorers `embedded` and `state`: its table, and whether it is passed."""
+    """The paper's test on a trace with the scorers `embedded` and perhaps `state`: its table, and whether it passes."""
     margin = trace["embedded_margin"].to_numpy()
-    signals: Mapping[str, NDArray[np.float64]] = {
+    signals: dict[str, NDArray[np.float64]] = {
         "negative": trace["embedded_negative"].to_numpy(),
         "kappa": gate.kappa(margin),
         "positive": trace["embedded_positive"].to_numpy(),
         "margin": -margin,  # it falls before a contact, if anything
-        "state": trace["state_negative"].to_numpy(),
-        "hazard": trace["hazard"].to_numpy(),
     }
+    if "state_negative" in trace.columns:
+        signals["state"] = trace["state_negative"].to_numpy()
+    signals["hazard"] = trace["hazard"].to_numpy()
     contact, episodes = trace["cost"].to_numpy() > 0.0, trace["episode"].to_numpy()
     table = anticipation(signals, contact, episodes)
     begins = contact & ((trace["step"].to_numpy() == 1) | ~np.roll(contact, 1))
     return {
         "rows": table.to_dicts(),
         "passes": passes(table, "negative"),
+        "hazard_passes": passes(table, "hazard"),
         "episodes": len(np.unique(episodes)),
         "steps": len(contact),
         "contact_steps": int(contact.sum()),

@@ -26,7 +26,7 @@ class AgentPlan:
 
     @property
     def name(self) -> str:
-        return f"{self.env}-{self.method}-{self.seed}"
+        return f"{self.env.replace(':', '-')}-{self.method}-{self.seed}"
 
     def drives_in(self, env: str) -> bool:
         return env in (self.env, *self.also)
@@ -60,6 +60,11 @@ class BuildPlan:
             choice="The agent has no constraint: PPO-Lagrangian was to be tested, but its agent (seed 2, who is in\n"
             'recordings instead) stands still and touches nothing. When "about to" is true was settled before, on\n'
             "another agent in MetaDrive.",
+        ),
+        AgentPlan(
+            "formula-one-l2:sighted", "ppo", 2,
+            choice="This agent was added when the one above had been tested: it also observes walls and the goal's "
+            "direction, and gets\nabout. The frames are the same.",
         ),
         AgentPlan(
             "bullet-car-reach", "ppo-lag", 2, steps=160_000,
