@@ -15,11 +15,12 @@ from vlmsafe.embedded.build import AgentPlan, BuildPlan, _alike, _test, _write, 
 from vlmsafe.embedded.card import _indicators, card
 from vlmsafe.embedded.data import Examples
 from vlmsafe.embedded.facts import FACTS
-from vlmsafe.embedded.measure import PROMPT_FACTS, indicators_of, stated_facts, truth_of
+from vlmsafe.embedded.measure import PROMPT_FACTS, anticipation_of, indicators_of, stated_facts, truth_of
 from vlmsafe.embedded.record import RecordTask
 from vlmsafe.embedded.train import Schedule, draw_captions
 from vlmsafe.envs import ENVS, Scenarios, env_spec
 from vlmsafe.errors import EnvironmentFailure, InputError
+from vlmsafe.signals.gate import Gate
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers import make_scorer
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
@@ -86,7 +87,7 @@ def test_training_without_recordings_says_what_is_missing(tmp_path: Path) -> Non
 
 def test_a_smaller_plan_has_less_of_everything_and_nothing_of_none() -> None:
     plan = BuildPlan().scaled(0.01)
-    assert {agent.steps for agent in (*plan.recorded, *plan.tested)} == {2400}
+    assert {agent.steps for agent in (*plan.recorded, *plan.tested)} == {1600, 2400}
     assert plan.recorded[2].initial_std == BuildPlan().recorded[2].initial_std
     assert not any(agent.choice for agent in plan.tested), "how those of another build were chosen nobody knows"
     assert BuildPlan().scaled(1.0) == BuildPlan()
@@ -110,10 +111,32 @@ def test_the_plan_covers_every_environment_and_tests_no_agent_that_drives_in_rec
     assert len({agent.name for agent in plan.recorded}) == len(plan.recorded)
 
 
+def test_agents_of_a_variant_are_named_like_files() -> None:
+    assert AgentPlan("formula-one-l2:sighted", "ppo", 2).name == "formula-one-l2-sighted-ppo-2"
+
+
+def test_anticipation_is_measured_with_and_without_a_ceiling() -> None:
+    steps = np.tile(np.arange(1, 41), 3)
+    trace = pl.DataFrame(
+        {
+            "episode": np.repeat([0, 1, 2], 40),
+            "step": steps,
+            "cost": (steps == 40).astype(float),
+            "hazard": steps / 40.0,
+            **{f"embedded_{name}": steps / 40.0 for name in ("positive", "negative", "margin")},
+        }
+    )
+    told = anticipation_of(trace, Gate())
+    assert {row["signal"] for row in told["rows"]} == {"negative", "kappa", "positive", "margin", "hazard", "step"}
+    assert (told["onsets"], told["contact_steps"], told["hazard_passes"]) == (3, 3, False), "no better than the step"
+    with_ceiling = anticipation_of(trace.with_columns(state_negative=pl.col("hazard")), Gate())
+    assert "state" in {row["signal"] for row in with_ceiling["rows"]}
+
+
 def test_agents_drive_where_they_were_trained_and_where_the_plan_says() -> None:
     drivers = {env: [agent.name for agent in BuildPlan().recorded if agent.drives_in(env)] for env in ENVS}
     assert (
-        drivers["formula-one-l1"] == drivers["formula-one-l2"] == ["formula-one-l2-ppo-1", "formula-one-l2-ppo-lag-3"]
+        drivers["formula-one-l1"] == drivers["formula-one-l2"] == ["formula-one-l2-ppo-1", "formula-one-l2-ppo-lag-2"]
     )
     assert drivers["metadrive-hard"] == drivers["metadrive-easy"]
     assert len(drivers["metadrive-easy"]) == 3
