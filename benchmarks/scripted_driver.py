@@ -11,8 +11,9 @@ stage and without any cost on levels 1 and 2.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 import numpy as np
 import tyro
@@ -21,8 +22,6 @@ from rich.table import Table
 
 from vlmsafe.algorithms.acting import ActionMap
 from vlmsafe.envs import env_spec
-from vlmsafe.envs.api import Env
-from vlmsafe.envs.workers import EnvRecipe, WorkerPool
 
 FAR_START = 5  # the goal whose next one is 65 m away along the circuit, more than 1000 steps at 1 m/s
 
@@ -39,24 +38,19 @@ class Options:
     processes: int = 2
 
 
-@dataclass(frozen=True)
-class DriveTask:
+def drive(name: str, scenario: int) -> dict[str, float]:
     """One episode of the scripted driver."""
-
-    scenario: int
-
-    def run(self, env: Env, tick: Callable[[int], None]) -> dict[str, float]:
-        _, begun = env.reset(seed=self.scenario)
-        expert = env.expert()
-        assert expert is not None
-        to_env = ActionMap.to(env.action_space)  # type: ignore[arg-type]
-        cost, steps, truncated = 0.0, 0, False
-        while not truncated:
-            *_, truncated, info = env.step(to_env(expert().astype(np.float32)))
-            cost += info["cost"]
-            steps += 1
-            tick(steps)
-        return {**env.progress(), "cost": cost, "start": float(begun["start"])}
+    spec = env_spec(name)
+    env = spec.make(spec.held_out)
+    _, begun = env.reset(seed=scenario)
+    expert = env.expert()
+    assert expert is not None
+    to_env = ActionMap.to(env.action_space)  # type: ignore[arg-type]
+    cost, truncated = 0.0, False
+    while not truncated:
+        *_, truncated, info = env.step(to_env(expert().astype(np.float32)))
+        cost += info["cost"]
+    return {**env.progress(), "cost": cost, "start": float(begun["start"])}
 
 
 def main() -> int:
@@ -69,11 +63,10 @@ def main() -> int:
     for variant in options.variants:
         for level in options.levels:
             name = f"formula-one-l{level}" + (f":{variant}" if variant else "")
-            spec = env_spec(name)
-            tasks = [DriveTask(spec.held_out.start + number) for number in range(options.seeds)]
-            with WorkerPool[dict[str, float]](EnvRecipe(spec, spec.held_out), options.processes) as workers:
-                rows = workers.run(tasks)
-            assert rows is not None
+            first = env_spec(name).held_out.start
+            scenarios = range(first, first + options.seeds)
+            with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+                rows = list(pool.map(drive, [name] * options.seeds, scenarios))
             held = {key: np.array([row[key] for row in rows]) for key in rows[0]}
             free = (held["cost"] == 0.0).mean()
             clean = ((held["cost"] == 0.0) & (held["stages"] >= 1)).any()

@@ -81,6 +81,7 @@ def test_the_doctor_says_which_opengl_mujoco_will_draw_with(monkeypatch, way):
 
 def test_the_doctor_names_the_variable_that_switches_drawing_off(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "disable")
+    monkeypatch.delenv("PYOPENGL_PLATFORM", raising=False)  # which MuJoCo sets, where it has been imported
     drawing = finding("OpenGL of MuJoCo")
     assert not drawing.present
     assert drawing.install.startswith("unset MUJOCO_GL; ")
