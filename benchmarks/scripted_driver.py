@@ -23,7 +23,7 @@ from rich.table import Table
 from vlmsafe.algorithms.acting import ActionMap
 from vlmsafe.envs import env_spec
 
-FAR_START = 5  # the goal whose next one is 65 m away along the circuit, more than 1000 steps at 1 m/s
+FAR_STARTS = (3.0, 5.0)  # goals whose next one is 32 and 65 m away along the circuit; 1000 steps at 1 m/s are 40 m
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def main() -> int:
             )
             if variant == "long" and level == 0 and held["stages"].min() < 7:
                 missed.append(f"{name}: a lap was not completed")
-            if not variant and (held["stages"][held["start"] != FAR_START] < 1).any():
-                missed.append(f"{name}: no stage from a near start in {(held['stages'] < 1).sum()} episodes")
+            if not variant and (held["stages"][~np.isin(held["start"], FAR_STARTS)] < 1).any():
+                missed.append(f"{name}: an episode from a near start without a stage")
             if variant == "long" and level == 2 and held["stages"].min() < 3:
                 missed.append(f"{name}: an episode with only {held['stages'].min():.0f} stages")
             if level and not clean:
