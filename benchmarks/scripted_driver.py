@@ -4,8 +4,8 @@
 
 It shows that the route can be driven: a benchmark that nobody can solve measures nothing. Exit code 1 if the driver
 leaves the route unfinished where it should be finished: every stage in the long variant of level 0, a stage from the
-starts whose next goal is within reach at 1 m/s, three stages on average in long episodes of level 2, and some episodes with a
-stage and without any cost on levels 1 and 2.
+starts whose next goal is within reach at 1 m/s, three stages on average in long episodes of level 2, and some episodes
+with a stage and without any cost on levels 1 and 2.
 """
 
 from __future__ import annotations
