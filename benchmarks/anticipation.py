@@ -15,8 +15,8 @@ import numpy as np
 import tyro
 from scipy.stats import rankdata
 
-from vlmsafe.evaluation.anticipation import anticipation, steps_to_contact
-from vlmsafe.evaluation.auc import draw_resamples
+from vlmsafe.analysis.anticipation import anticipation, steps_to_contact
+from vlmsafe.analysis.auc import draw_resamples
 
 CONTACTS = 0.011  # share of steps at which one begins, the prevalence of the paper's L2
 SIGNALS = ("positive", "negative", "margin", "kappa")

@@ -14,7 +14,7 @@ from vlmsafe.errors import EXIT_BAD_INPUT
 
 def vlmsafe(*arguments, without=(), width=None):
     hidden = "".join(f"sys.modules[{module!r}] = None; " for module in without)
-    squeezed = f"import vlmsafe.cli; vlmsafe.cli._out.width = {width}; " if width else ""
+    squeezed = f"import vlmsafe.cli; vlmsafe.cli.out.width = {width}; " if width else ""
     code = f"import sys; {hidden}{squeezed}from vlmsafe.cli import main; main()"
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True).stdout
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from vlmsafe.analysis.auc import auc
 from vlmsafe.embedded import grammar
 from vlmsafe.embedded.ceiling import train_ceiling
 from vlmsafe.embedded.data import Examples, read
@@ -14,7 +15,6 @@ from vlmsafe.embedded.measure import similarities
 from vlmsafe.embedded.record import RecordTask
 from vlmsafe.embedded.train import Schedule, balanced_loss, caption_truths, frame_weights, train
 from vlmsafe.envs import Scenarios, env_spec
-from vlmsafe.evaluation.auc import auc
 from vlmsafe.signals.scorers.embedded.model import Architecture, Embedding, load, save, views
 
 SMALL = Architecture(size=32, widths=(8, 16), depths=(0, 0), dimension=16, text_width=32, text_layers=1)

@@ -8,11 +8,11 @@ import pytest
 from frame_scorer import FailingScorer, FrameScorer, MotionScorer
 
 from vlmsafe import evaluate, train
+from vlmsafe.analysis.anticipation import anticipation, passes
 from vlmsafe.envs import ENVS
 from vlmsafe.envs.api import Env
 from vlmsafe.envs.braking import Braking
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.anticipation import anticipation, passes
 from vlmsafe.evaluation.episodes import Plan
 from vlmsafe.evaluation.trace import TraceTask, trace
 from vlmsafe.signals.prompts import PromptSet

@@ -14,12 +14,12 @@ import polars as pl
 import torch
 from numpy.typing import NDArray
 
+from vlmsafe.analysis.anticipation import anticipation, passes
+from vlmsafe.analysis.auc import Auc, auc_interval, draw_resamples, number_episodes
 from vlmsafe.embedded import grammar
 from vlmsafe.embedded.data import Examples, moments
 from vlmsafe.envs import env_spec
 from vlmsafe.errors import EnvironmentFailure
-from vlmsafe.evaluation.anticipation import anticipation, passes
-from vlmsafe.evaluation.auc import Auc, auc_interval, draw_resamples, number_episodes
 from vlmsafe.signals.gate import Gate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.scorers.embedded.model import Embedding

@@ -16,6 +16,7 @@ import polars as pl
 
 from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
 from vlmsafe.algorithms.networks import Shape, Stack
+from vlmsafe.analysis.statistics import CATASTROPHE
 from vlmsafe.envs.api import Env, EnvSpec
 from vlmsafe.envs.stream import Reader, Stream
 from vlmsafe.envs.workers import EnvRecipe, Task, WorkerPool
@@ -27,8 +28,6 @@ from vlmsafe.training.files import make_directory, write_atomically
 from vlmsafe.training.run import Run
 
 R = TypeVar("R")
-
-CATASTROPHE = 4.0  # a catastrophe costs more than this many budgets
 
 SCHEMA: dict[str, Any] = {
     "episode": pl.Int64,

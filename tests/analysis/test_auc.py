@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
+from vlmsafe.analysis import auc as module
+from vlmsafe.analysis.auc import auc, auc_interval, concordance, draw_resamples
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation import auc as module
-from vlmsafe.evaluation.auc import auc, auc_interval, concordance, draw_resamples
 
 
 def brute_wins(values, positive, episodes, count):

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vlmsafe.analysis.anticipation import HORIZONS, SCHEMA, anticipation, passes, standardise, steps_to_contact
+from vlmsafe.analysis.auc import auc
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.anticipation import HORIZONS, SCHEMA, anticipation, passes, standardise, steps_to_contact
-from vlmsafe.evaluation.auc import auc
 
 
 @st.composite

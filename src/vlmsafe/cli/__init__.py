@@ -1,0 +1,55 @@
+"""The command line: one function per verb, each thin over the Python interface, in the module of its name."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from vlmsafe.cli.consoles import err, out
+from vlmsafe.errors import EXIT_AT_ONCE, VlmsafeError, unknown_name
+
+VERBS: dict[str, tuple[str, str]] = {
+    "train": ("train:train_verb", "train an agent, or continue a run with --resume"),
+    "evaluate": ("evaluate:evaluate_verb", "evaluate a run's policy on held-out scenarios"),
+    "runs": ("listings:runs_verb", "list runs: finished, running, stopped early"),
+    "envs": ("listings:envs_verb", "list the environments"),
+    "methods": ("listings:methods_verb", "list the methods, or compare two: methods diff A B"),
+    "embedded": ("embedded:embedded_verb", "make the embedded scorer anew: embedded build"),
+    "doctor": ("listings:doctor_verb", "say what is installed and what is missing"),
+}
+"""Where each verb's function is, found when it is called, and what it does."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one verb; errors a user can do something about become one line and an exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    # An installed command does not look for modules where it is called, and that is where gym:<module>:<id> lives.
+    sys.path.append(os.getcwd())
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            _print_help()
+            return
+        verb, rest = argv[0], argv[1:]
+        if verb not in VERBS:
+            raise unknown_name("command", verb, VERBS)
+        module, function = VERBS[verb][0].split(":")
+        getattr(importlib.import_module(f"vlmsafe.cli.{module}"), function)(rest)
+    except VlmsafeError as error:
+        err.print("[bold red]error:[/] ", end="")
+        err.print(str(error), markup=False, soft_wrap=True)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        raise SystemExit(EXIT_AT_ONCE) from None
+    except BrokenPipeError:
+        raise SystemExit(0) from None  # the reader of our output, such as head, has seen enough
+
+
+def _print_help() -> None:
+    out.print("usage: vlmsafe COMMAND [OPTIONS]\n")
+    out.print("Train constrained-RL agents with vision-language signals, and audit whether they became safer.\n")
+    for verb, (_, summary) in VERBS.items():
+        out.print(f"  {verb:<10} {summary}")
+    out.print("\nvlmsafe COMMAND --help lists a command's options.")

@@ -1,0 +1,100 @@
+"""vlmsafe evaluate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich import box
+from rich.table import Table
+
+from vlmsafe.cli.consoles import err, out, parse
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Evaluate a run's policy with deterministic actions and print what it does."""
+
+    run: tyro.conf.Positional[Path]
+    """Run directory."""
+    protocol: str = "held-out"
+    """held-out, paper or paper-early: which scenarios, under which conditions."""
+    episodes: int | None = None
+    """Number of episodes; by default the protocol's."""
+    epoch: int | None = None
+    """Checkpoint to evaluate, by the number of epochs it was trained; by default the newest."""
+    processes: int | None = None
+    """Simulators at a time; by default one per core."""
+    allow_untrained: bool = False
+    """Evaluate the initial policy of a run that has not trained yet."""
+    overwrite: bool = False
+    """Replace a table that holds more episodes of the same checkpoint."""
+
+
+def evaluate_verb(argv: list[str]) -> None:
+    command = parse(EvaluateCommand, argv, "evaluate")
+    from rich.progress import Progress
+
+    from vlmsafe.evaluation.episodes import evaluate, summary, table_path
+    from vlmsafe.evaluation.protocols import protocol
+    from vlmsafe.training.run import Run
+
+    run = Run.open(command.run)
+    chosen = protocol(command.protocol)
+    with Progress(console=err, transient=True) as progress:
+        task = progress.add_task(f"{chosen.name} episodes", total=command.episodes or chosen.episodes)
+        table = evaluate(
+            run,
+            chosen.name,
+            episodes=command.episodes,
+            epoch=command.epoch,
+            processes=command.processes,
+            allow_untrained=command.allow_untrained,
+            overwrite=command.overwrite,
+            on_episode=lambda done: progress.update(task, completed=done),
+            on_note=lambda text: err.print(f"note: {text}", markup=False, soft_wrap=True),
+        )
+    out.print()
+    out.print(result_table(run, chosen.name, table["checkpoint_epoch"][0], summary(table)))
+    overlap = int(table["in_training_pool"].sum())
+    if overlap:
+        out.print(f"{overlap} of {len(table)} scenarios lie in the training pool: this is not a held-out result")
+    out.print(f"episodes: {table_path(run, chosen, command.epoch)}", markup=False, soft_wrap=True)
+
+
+def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, float | None]) -> Table:
+    """An evaluation as people read it."""
+    config = run.config
+    state = "" if epoch >= config.epochs else f", epoch {epoch} of {config.epochs}"
+    if run.status() != "finished":
+        state += f", {run.status()}"
+    if epoch == 0:
+        state = ", UNTRAINED"
+    title = f"{config.method} on {config.env}, seed {config.seed}, {protocol_name}{state}"
+    table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1), title_justify="left")
+    metrics = config.spec.metrics
+    names = [name.replace("_", " ") for name in metrics]
+    for heading in ("episodes", "return", "cost", "budget", "C > d", "C > 4d", "arrived", "steps", *names):
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{100 * value:.1f} %"
+
+    def figure(name: str) -> str:
+        value = figures[name]
+        return "-" if value is None else f"{value:.2f}"
+
+    table.add_row(
+        f"{figures['episodes']:.0f}",
+        figure("env_return"),
+        figure("cost"),
+        f"{config.budget:g}",
+        percent(figures["violation_rate"]),
+        percent(figures["catastrophe_rate"]),
+        percent(figures["arrival_rate"]),
+        figure("length"),
+        *(figure(name) for name in metrics),
+    )
+    return table

@@ -1,0 +1,69 @@
+"""vlmsafe train."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from vlmsafe.cli.consoles import out, parse
+from vlmsafe.config import TrainConfig
+from vlmsafe.errors import InputError
+from vlmsafe.methods import config_from_yaml, method_defaults
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train a constrained agent, or continue an interrupted run.
+
+    Defaults shown are those of the chosen method. Settings given on the command line win over those of --config.
+    """
+
+    config: Path | None = None
+    """YAML file of settings, such as the config.yaml of another run."""
+    resume: Path | None = None
+    """Run directory to continue exactly where it stopped; it takes no other settings."""
+    quiet: bool = False
+    """Print nothing while training."""
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = TrainConfig()  # noqa: RUF009 - frozen
+
+
+def train_verb(argv: list[str]) -> None:
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("--config", "--method", "--resume"):
+        known.add_argument(name, nargs="?")  # a value left out is for the full parser to complain about
+    # What the method and the file say must be known before the rest is parsed: they are its defaults.
+    early, others = known.parse_known_args(argv)
+    if early.resume is not None:
+        unwanted = [
+            word for word in others if word.startswith("--") and word not in ("--quiet", "--no-quiet", "--help")
+        ]
+        unwanted += [f"--{name}" for name in ("config", "method") if getattr(early, name) is not None]
+        if unwanted:
+            raise InputError(
+                f"--resume continues a run with its own settings; drop {', '.join(unwanted)}, or start a new run with "
+                f"--config {Path(early.resume) / 'config.yaml'}"
+            )
+    if early.config is not None:
+        defaults = config_from_yaml(Path(early.config), early.method)
+    else:
+        defaults = method_defaults(early.method or TrainConfig.method)
+    command = parse(TrainCommand, argv, "train", TrainCommand(settings=defaults))
+
+    from vlmsafe.training.trainer import resume, train
+
+    if command.resume is not None:
+        from vlmsafe.training.run import Run
+
+        if Run.open(command.resume).status() == "finished":
+            out.print(f"{command.resume} is finished; nothing to do")
+            return
+        run = resume(command.resume, quiet=command.quiet)
+    else:
+        run = train(command.settings, quiet=command.quiet)
+    out.print(f"finished: {run.path}", markup=False, soft_wrap=True)
+    out.print(f"evaluate it with: vlmsafe evaluate {shlex.quote(str(run.path))}", markup=False, soft_wrap=True)
