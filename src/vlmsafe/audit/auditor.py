@@ -1,0 +1,109 @@
+"""The audit itself: every check on every run, arm and comparison, in the order in which a reader would ask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from vlmsafe.audit.check_conclusion import (
+    check_baselines,
+    check_distance,
+    check_passive,
+    check_shaped_return,
+    check_windows,
+)
+from vlmsafe.audit.check_design import check_arm, check_comparison, check_copies, check_tests
+from vlmsafe.audit.check_evaluation import check_evaluations, check_matched_evaluation
+from vlmsafe.audit.check_runs import check_run
+from vlmsafe.audit.check_signal import check_signal
+from vlmsafe.audit.claims import Claims, Comparison, comparisons, load_claims
+from vlmsafe.audit.findings import CODES, Audit, Finding, Unchecked
+from vlmsafe.audit.outcomes import summarise_arm
+from vlmsafe.audit.records import Arm, arms_of, read_record
+from vlmsafe.errors import InputError
+from vlmsafe.studies.arms import open_arms
+
+RESAMPLES = 1_000
+CLAIMS = "claims.yaml"
+
+
+def audit(
+    paths: Sequence[Path | str],
+    *,
+    claims: Path | Claims | None = None,
+    baseline: str | None = None,
+    passive_below: float | None = None,
+    resamples: int = RESAMPLES,
+) -> Audit:
+    """Look at runs, or folders of runs, and say what a comparison of them can and cannot show.
+
+    `claims` says what is compared; without it a `claims.yaml` in one of the folders does, and without that arms are
+    compared as a reader would, each with `baseline` where one is named. `passive_below` is the return below which an
+    episode without cost counts as passive.
+    """
+    sources, unreadable = open_arms(paths)
+    if isinstance(claims, Path):
+        claims = load_claims(claims)
+    elif claims is None:
+        claims = _claims_beside(paths)
+    arms = arms_of([read_record(source) for source in sources])
+    compared = comparisons(arms, claims, baseline=baseline)
+    said = list(_look(arms.values(), compared, claims, passive_below, resamples))
+    said += [
+        Finding("unreadable-run", line.split(":")[0], (line,), "restore it, or leave it out") for line in unreadable
+    ]
+    findings = [entry for entry in said if isinstance(entry, Finding)]
+    order = {code: place for place, code in enumerate(CODES)}
+    findings.sort(key=lambda finding: (-finding.weight, order[finding.code]))
+    return Audit(
+        tuple(findings),
+        tuple(_once(entry for entry in said if isinstance(entry, Unchecked))),
+        tuple(comparison.where for comparison in compared),
+        tuple(summary for arm in arms.values() for summary in summarise_arm(arm)),
+    )
+
+
+def _look(
+    arms: Iterable[Arm],
+    compared: Sequence[Comparison],
+    claims: Claims | None,
+    passive_below: float | None,
+    resamples: int,
+) -> Iterator[Finding | Unchecked]:
+    arms = list(arms)
+    for arm in arms:
+        for run in arm.runs:
+            yield from check_run(run)
+        yield from check_arm(arm)
+        yield from check_evaluations(arm)
+        yield from check_signal(arm, resamples=resamples)
+    yield from check_copies(arms)
+    for comparison in compared:
+        yield from check_comparison(comparison)
+        yield from check_matched_evaluation(comparison)
+        yield from check_shaped_return(comparison)
+        yield from check_windows(comparison)
+    yield from check_tests(claims)
+    yield from check_baselines(compared)
+    for env in dict.fromkeys(arm.env for arm in arms):
+        own = [arm for arm in arms if arm.env == env]
+        yield from check_distance(env, own)
+        yield from check_passive(env, own, passive_below)
+
+
+def _claims_beside(paths: Sequence[Path | str]) -> Claims | None:
+    """The claims that lie in one of the folders, or above the runs."""
+    places = dict.fromkeys(Path(path) / CLAIMS for path in paths)
+    found = [place for place in places if place.is_file()]
+    if len(found) > 1:
+        raise InputError(f"several claims: {', '.join(map(str, found))}; choose one with --claims")
+    return load_claims(found[0]) if found else None
+
+
+def _once(entries: Iterable[Unchecked]) -> Iterator[Unchecked]:
+    """Each reason once, with all places it holds for."""
+    grouped: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for entry in entries:
+        grouped.setdefault((entry.codes, entry.reason), []).append(entry.where)
+    for (codes, reason), places in grouped.items():
+        yield Unchecked(codes, "; ".join(dict.fromkeys(places)), reason)

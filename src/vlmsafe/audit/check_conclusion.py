@@ -1,0 +1,246 @@
+"""Does the conclusion follow? What a return is made of, what low cost goes along with, and what a verdict hangs on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy import stats
+
+from vlmsafe.analysis.returns import cost_correlations, passive_episodes
+from vlmsafe.analysis.tables import stacked
+from vlmsafe.audit.claims import WINDOWS, Comparison, Outcome
+from vlmsafe.audit.findings import Finding, Unchecked, listed
+from vlmsafe.audit.outcomes import WORDS, Verdict, shared_protocols, source_of, values_of, verdict
+from vlmsafe.audit.records import Arm
+
+STRONG = 0.8
+"""A correlation of cost with distance over runs from which it counts; over arms it must be 0.9."""
+PASSIVE_SHARE = 0.2
+"""Share of an arm's episodes that may cost nothing and achieve nothing."""
+PASSIVE_BELOW = {"metadrive": 20.0, "formula-one": 1.0}
+"""Environment returns below which an episode is passive, by family: the paper's, and a tenth of a stage's reward."""
+_DISTANCES = ("path", "distance", "net_progress", "route_completion")
+
+
+def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
+    """A return with the bonus in it says how much bonus there was."""
+    arms = comparison.first, comparison.second
+    bonus = [_mean(arm, "bonus") for arm in arms]
+    if not any(bonus):
+        return
+    logged, own = ([_mean(arm, name) for arm in arms] for name in ("shaped_return", "env_return"))
+    logged = [shaped if shaped is not None else plain for shaped, plain in zip(logged, own, strict=True)]
+    if None in logged or None in own:
+        return
+    gaps = [float(values[0] - values[1]) for values in (logged, own)]  # type: ignore[operator]
+    claimed = comparison.claim.outcome == "shaped_return"
+    if claimed or _reversed(comparison):
+        yield Finding(
+            "shaped-return",
+            comparison.where,
+            (
+                *(("the comparison is claimed on the logged return",) if claimed else ()),
+                f"logged return {_pair(logged)}, a difference of {gaps[0]:.4g}",
+                f"of it bonus {_pair([value or 0.0 for value in bonus])}",
+                f"environment return {_pair(own)}, a difference of {gaps[1]:.4g}",
+            ),
+            "compare the environment's return (env_return), best from an evaluation: it has no bonus",
+            {"logged": logged, "environment": own, "bonus": bonus, "claimed": claimed},
+        )
+
+
+def _mean(arm: Arm, name: str, window: int = 1) -> float | None:
+    values = [value for run in arm.runs if (value := run.over(name, window)) is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _pair(values: Sequence[Any]) -> str:
+    return f"{values[0]:.4g} against {values[1]:.4g}"
+
+
+def _reversed(comparison: Comparison) -> bool:
+    """Whether the logged return puts one arm first and the environment's the other, neither by chance alone."""
+    signs = []
+    outcomes: tuple[Outcome, ...] = ("shaped_return", "env_return")
+    for outcome in outcomes:
+        sides = [list(values_of(arm, outcome, "training").values()) for arm in (comparison.first, comparison.second)]
+        if min(map(len, sides)) < 2:
+            return False
+        error = np.sqrt(sum(np.var(side, ddof=1) / len(side) for side in sides))
+        gap = float(np.mean(sides[0]) - np.mean(sides[1]))
+        signs.append(np.sign(gap) if abs(gap) > 2 * error else 0.0)
+    return bool(signs[0] * signs[1] < 0)
+
+
+def _tables(arms: Sequence[Arm], protocol: str) -> pl.DataFrame | None:
+    """The evaluations of the arms in one table, without episodes of an untrained policy."""
+    found: dict[str, dict[str, pl.DataFrame]] = {}
+    for arm in arms:
+        for run in arm.runs:
+            table = run.evaluations.get(protocol)
+            if table is not None and {"cost", "env_return"} <= set(table.columns):
+                if "checkpoint_epoch" in table.columns:
+                    table = table.filter(pl.col("checkpoint_epoch").is_null() | (pl.col("checkpoint_epoch") > 0))
+                table = table.filter(pl.col("cost").is_finite() & pl.col("env_return").is_finite())
+                if len(table):
+                    found.setdefault(arm.name, {})[run.name] = table
+    return stacked(found) if found else None
+
+
+def check_distance(env: str, arms: Sequence[Arm]) -> Iterator[Finding | Unchecked]:
+    """Over the runs of an environment: is cost another word for distance?"""
+    for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
+        episodes = _tables(arms, protocol)
+        if episodes is None:
+            continue
+        columns = [name for name in _DISTANCES if name in episodes.columns]
+        if not columns:
+            yield Unchecked(("cost-tracks-distance",), f"{env}, '{protocol}'", "its evaluation has no path or progress")
+            continue
+        table = cost_correlations(episodes, columns)
+        strong = [row for row in table.iter_rows(named=True) if _tracks(row)]
+        if strong:
+            yield Finding(
+                "cost-tracks-distance",
+                f"{env}, '{protocol}'",
+                tuple(
+                    f"over {row['n']} {row['level']}, cost and {row['against'].replace('_', ' ')}: "
+                    f"Pearson {row['pearson']:.3f}, Spearman {row['spearman']:.3f}"
+                    for row in strong
+                ),
+                "hold cost against progress (vlmsafe diagnose returns RUN...): an arm that drives less costs less; "
+                "compare cost per distance, or arms that complete the task",
+                {"correlations": strong},
+            )
+
+
+def _tracks(row: dict[str, Any]) -> bool:
+    """Strong, and more than few points give by chance."""
+    r, n = row["pearson"], row["n"]
+    if r is None or row["level"] == "episodes":
+        return False
+    if row["level"] == "arms":
+        return n >= 4 and bool(r >= 0.9)
+    if n < 5 or r < STRONG:
+        return False
+    t = r * np.sqrt((n - 2) / max(1e-12, 1 - r * r))
+    return bool(stats.t.sf(t, n - 2) < 0.005)
+
+
+def passive_threshold(env: str, arms: Sequence[Arm], protocol: str, given: float | None) -> float | None:
+    """The return below which an episode that cost nothing achieved nothing.
+
+    What the user gave, or the environment's own; elsewhere a fifth of the best arm's mean return, where that is
+    positive.
+    """
+    if given is not None:
+        return given
+    own = next((value for family, value in PASSIVE_BELOW.items() if env.startswith(family)), None)
+    if own is not None:
+        return own
+    episodes = _tables(arms, protocol)
+    if episodes is None:
+        return None
+    best: Any = episodes.group_by("arm").agg(pl.col("env_return").mean())["env_return"].max()
+    return best / 5 if best is not None and best > 0 else None
+
+
+def check_passive(env: str, arms: Sequence[Arm], below: float | None) -> Iterator[Finding]:
+    """Arms whose low cost comes from episodes in which nothing happened."""
+    for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
+        episodes, threshold = _tables(arms, protocol), passive_threshold(env, arms, protocol, below)
+        if episodes is None or threshold is None:
+            continue
+        table = passive_episodes(episodes, threshold)
+        rates = {row["arm"]: row["rate"] for row in table.iter_rows(named=True) if row["run"] is None}
+        for arm, rate in rates.items():
+            if rate < PASSIVE_SHARE:
+                continue
+            seeds = [row for row in table.iter_rows(named=True) if row["arm"] == arm and row["run"] is not None]
+            worst = [f"{row['run']} ({row['rate']:.0%})" for row in sorted(seeds, key=lambda row: -row["rate"])[:3]]
+            others = [f"{other} {other_rate:.1%}" for other, other_rate in rates.items() if other != arm]
+            yield Finding(
+                "passive-policy",
+                f"{env}: {arm}, '{protocol}'",
+                (
+                    f"{rate:.1%} of its episodes cost nothing and return less than {threshold:g}"
+                    + (f"; elsewhere: {listed(others)}" if others else ""),
+                    f"most in {listed(worst)}",
+                ),
+                "report cost beside progress; an arm that stands still is not safer",
+                {"threshold": threshold, "rates": rates},
+            )
+
+
+def check_windows(comparison: Comparison) -> Iterator[Finding]:
+    """Does the verdict change with the epochs that are averaged, or with the evaluation?"""
+    outcomes: list[Outcome] = [comparison.claim.outcome]
+    if not comparison.claim.stated:
+        outcomes.append("env_return")
+    runs = (*comparison.first.runs, *comparison.second.runs)
+    for outcome in outcomes:
+        asked = dataclasses.replace(comparison, claim=dataclasses.replace(comparison.claim, outcome=outcome))
+        if min(run.epochs_recorded for run in runs) >= max(WINDOWS.values()):
+            by_window = {str(window): verdict(asked, "training", window) for window in WINDOWS}
+            yield from _hangs_on(
+                "window-dependent", asked, by_window, "say beforehand which epochs count, and show the others"
+            )
+        by_protocol = {f"'{name}'": verdict(asked, name) for name in shared_protocols(comparison)}
+        yield from _hangs_on(
+            "protocol-dependent", asked, by_protocol, "say beforehand which evaluation counts, and show the others"
+        )
+
+
+def _hangs_on(code: str, comparison: Comparison, found: Mapping[str, Verdict | None], fix: str) -> Iterator[Finding]:
+    known = {name: entry for name, entry in found.items() if entry is not None}
+    if len({entry.decided for entry in known.values()}) < 2:
+        return
+    claim = comparison.claim
+    yield Finding(
+        code,
+        comparison.where,
+        tuple(
+            f"{name}: {WORDS[claim.outcome]} {entry.first:.4g} against {entry.second:.4g}, {entry.text}: {entry.word}"
+            for name, entry in known.items()
+        ),
+        fix,
+        {name: {**dataclasses.asdict(entry), "verdict": entry.word} for name, entry in known.items()},
+    )
+
+
+def check_baselines(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """One arm against several baselines of one learner: does it win against one and lose against another?"""
+    groups: dict[tuple[str, str, Outcome], list[Comparison]] = {}
+    for comparison in comparisons:
+        first, second, claim = comparison.first, comparison.second, comparison.claim
+        same = first.first.config.learner.algorithm == second.first.config.learner.algorithm
+        if same and first.has_signal and not second.has_signal:
+            groups.setdefault((comparison.env, claim.first, claim.outcome), []).append(comparison)
+    for (env, arm, outcome), own in groups.items():
+        means = {comparison.claim.second: pair for comparison in own if (pair := _means(comparison))}
+        gaps = {name: first - second for name, (first, second) in means.items()}
+        least = 0.1 * max((abs(first) for first, _ in means.values()), default=0.0)
+        if any(gap > least for gap in gaps.values()) and any(gap < -least for gap in gaps.values()):
+            yield Finding(
+                "baseline-dependent",
+                f"{env}: {arm}",
+                tuple(
+                    f"against {name}: {WORDS[outcome]} {_pair(means[name])}, {'higher' if gap > 0 else 'lower'}"
+                    for name, gap in gaps.items()
+                ),
+                "compare with the baseline that is matched in everything but the signal, and with no other",
+                {"differences": gaps},
+            )
+
+
+def _means(comparison: Comparison) -> tuple[float, float] | None:
+    claim, source = comparison.claim, source_of(comparison)
+    sides = [
+        list(values_of(arm, claim.outcome, source, claim.window).values())
+        for arm in (comparison.first, comparison.second)
+    ]
+    return (float(np.mean(sides[0])), float(np.mean(sides[1]))) if all(sides) else None

@@ -1,0 +1,176 @@
+"""What was evaluated: which checkpoint, on which scenarios, and the same for both arms?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import polars as pl
+
+from vlmsafe.audit.claims import Comparison
+from vlmsafe.audit.findings import Finding, Severity, Unchecked, counted, listed
+from vlmsafe.audit.records import Arm, RunRecord
+from vlmsafe.evaluation.protocols import PROTOCOLS
+
+
+def check_evaluations(arm: Arm) -> Iterator[Finding]:
+    """The evaluations of one arm, by protocol."""
+    for protocol in sorted({name for run in arm.runs for name in run.evaluations}):
+        runs = [run for run in arm.runs if protocol in run.evaluations]
+        where = f"{arm.env}: {arm.name}, '{protocol}'"
+        yield from _checkpoints(runs, protocol, where)
+        yield from _training_scenarios(runs, protocol, where)
+        known = PROTOCOLS.get(protocol)
+        if known is not None and known.shared_simulator:
+            yield Finding(
+                "shared-simulator",
+                where,
+                ("its episodes run one after another in one simulator, each depending on those before",),
+                "use a protocol with a fresh simulator per episode, such as held-out",
+            )
+
+
+def _checkpoints(runs: Sequence[RunRecord], protocol: str, where: str) -> Iterator[Finding]:
+    untrained, stale, data = [], [], {}
+    for run in runs:
+        epochs = _column(run.evaluations[protocol], "checkpoint_epoch")
+        if not epochs:
+            continue
+        data[run.name] = epochs
+        if min(epochs) == 0:
+            untrained.append(run.name)
+        elif len(epochs) > 1:
+            stale.append(f"{run.name}: checkpoints of epochs {listed(epochs)} in one table")
+        elif epochs[0] != run.config.epochs:
+            stale.append(f"{run.name}: the checkpoint of epoch {epochs[0]} of {run.config.epochs}")
+    if untrained:
+        yield Finding(
+            "untrained-checkpoint",
+            where,
+            (f"{listed(untrained)}: the initial policy was evaluated (checkpoint of epoch 0)",),
+            "leave these rows out, and evaluate a trained checkpoint",
+            {"checkpoint_epochs": data},
+        )
+    if stale:
+        yield Finding(
+            "stale-evaluation",
+            where,
+            tuple(stale),
+            "evaluate the last checkpoint of every run, or the same epoch of all, chosen before looking",
+            {"checkpoint_epochs": data},
+        )
+
+
+def _column(table: pl.DataFrame, name: str) -> list[Any]:
+    """The distinct values of a column, in order; none where there is no such column."""
+    return sorted(table[name].drop_nulls().unique().to_list()) if name in table.columns else []
+
+
+def _training_scenarios(runs: Sequence[RunRecord], protocol: str, where: str) -> Iterator[Finding]:
+    lines, data, visited_any = [], {}, False
+    for run in runs:
+        table, pool = run.evaluations[protocol], run.config.spec.training
+        scenarios = _column(table, "scenario")
+        flagged = set(table.filter("in_training_pool")["scenario"].to_list()) if _flagged(table) else set()
+        inside = sorted({index for index in scenarios if index in pool} | flagged)
+        drawn = {row["scenario"] for row in run.episodes if row.get("scenario") is not None}
+        visited = sorted(drawn & set(scenarios))
+        if not inside and not visited:
+            continue
+        visited_any |= bool(visited)
+        if run.episodes:
+            seen = f"{len(visited)} of them were visited in training ({len(drawn)} were drawn in all)"
+        else:
+            seen = "which of them were visited was not recorded"
+        lines.append(f"{run.name}: {len(inside)} of {len(scenarios)} scenarios lie in the training pool; {seen}")
+        data[run.name] = {
+            "scenarios": len(scenarios),
+            "in_pool": len(inside),
+            "visited": len(visited) if run.episodes else None,
+        }
+    if lines:
+        yield Finding(
+            "evaluated-on-training-scenarios",
+            where,
+            (*lines[:6], *((f"and {counted(len(lines) - 6, 'more run')}",) if len(lines) > 6 else ())),
+            "evaluate with: vlmsafe evaluate RUN --protocol held-out; until then this measures the training "
+            "distribution, not transfer",
+            data,
+        )
+
+
+def _flagged(table: pl.DataFrame) -> bool:
+    return {"in_training_pool", "scenario"} <= set(table.columns) and table["in_training_pool"].dtype == pl.Boolean
+
+
+def check_matched_evaluation(comparison: Comparison) -> Iterator[Finding | Unchecked]:
+    """Two arms: were they evaluated at all, and alike?"""
+    runs = (*comparison.first.runs, *comparison.second.runs)
+    protocols = sorted({name for run in runs for name in run.evaluations})
+    if not protocols:
+        yield Unchecked(
+            ("evaluated-on-training-scenarios", "cost-tracks-distance", "passive-policy", "evaluations-differ"),
+            comparison.where,
+            "no run has an evaluation; make them with: vlmsafe evaluate RUN",
+        )
+        return
+    for protocol in protocols:
+        without = [run.label for run in runs if protocol not in run.evaluations]
+        if without and _matters(comparison, protocol, protocols):
+            yield Finding(
+                "missing-evaluation",
+                f"{comparison.where}, '{protocol}'",
+                (f"{len(without)} of {len(runs)} runs have none: {listed(without)}",),
+                f"evaluate them with: vlmsafe evaluate RUN --protocol {protocol}",
+                {"missing": without},
+            )
+        arms = [
+            [run for run in arm.runs if protocol in run.evaluations] for arm in (comparison.first, comparison.second)
+        ]
+        if all(arms):
+            yield from _alike(comparison, protocol, arms)
+
+
+def _matters(comparison: Comparison, protocol: str, protocols: Sequence[str]) -> bool:
+    """Whether a missing evaluation is one the comparison rests on: the one claimed, or the first that some have."""
+    if comparison.claim.source not in ("auto", "training"):
+        return protocol == comparison.claim.source
+    return protocol == ("held-out" if "held-out" in protocols else protocols[0])
+
+
+def _alike(comparison: Comparison, protocol: str, arms: Sequence[Sequence[RunRecord]]) -> Iterator[Finding]:
+    lines = []
+    weight = None
+    names = comparison.claim.first, comparison.claim.second
+
+    def sets(what: str) -> list[list[Any]]:
+        return [sorted({value for run in runs for value in _column(run.evaluations[protocol], what)}) for runs in arms]
+
+    counts = [sorted({len(run.evaluations[protocol]) for run in runs}) for runs in arms]
+    if counts[0] != counts[1] or len(counts[0]) > 1:
+        lines.append(f"episodes per run: {listed(counts[0])} in {names[0]}, {listed(counts[1])} in {names[1]}")
+    scenarios = [{tuple(_column(run.evaluations[protocol], "scenario")) for run in runs} for runs in arms]
+    if len(scenarios[0] | scenarios[1]) > 1 and not lines:
+        every = [set().union(*own) for own in scenarios]
+        lines.append(
+            f"scenarios: {counted(len(every[0] & every[1]), 'scenario')} shared of {len(every[0])} in {names[0]} and "
+            f"{len(every[1])} in {names[1]}"
+        )
+    for column in ("budget", "deterministic", "traffic_seed", "protocol"):
+        values = sets(column)
+        if values[0] != values[1] or (column != "traffic_seed" and len(values[0]) > 1):
+            lines.append(
+                f"{column}: {listed(values[0]) or 'none'} in {names[0]}, {listed(values[1]) or 'none'} in {names[1]}"
+            )
+    epochs = sets("checkpoint_epoch")
+    if epochs[0] != epochs[1] and not lines:
+        lines.append(f"checkpoints: of epoch {listed(epochs[0])} in {names[0]}, {listed(epochs[1])} in {names[1]}")
+        weight = Severity.WARNING
+    if lines:
+        yield Finding(
+            "evaluations-differ",
+            f"{comparison.where}, '{protocol}'",
+            tuple(lines),
+            f"evaluate all runs anew with one command: vlmsafe evaluate RUN --protocol {protocol} --overwrite",
+            severity=weight,
+        )

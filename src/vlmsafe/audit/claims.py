@@ -1,0 +1,168 @@
+"""What a comparison claims: which arms, about what, on which outcome, by which test.
+
+A study says it in `claims.yaml`; where nobody said it, arms are compared as a reader would: a signal against what has
+none, otherwise all with each other, or with a baseline that was named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from vlmsafe.audit.records import Arm
+from vlmsafe.config_yaml import from_dict, read_yaml
+from vlmsafe.errors import InputError, unknown_name
+
+Outcome = Literal["cost", "violation", "catastrophe", "env_return", "shaped_return"]
+Test = Literal["permutation", "sign-flip", "welch", "paired-t", "bootstrap", "none"]
+Sides = Literal["less", "greater", "two-sided"]
+Window = Literal["final", "last-5", "last-10"]
+
+ALPHA = 0.05
+WINDOWS: dict[Window, int] = {"final": 1, "last-5": 5, "last-10": 10}
+_ALL_PAIRS = 4  # up to so many arms are compared each with each
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A comparison of two arms, first against second."""
+
+    first: str
+    second: str
+    env: str | None = None
+    """None for every environment that has both arms."""
+    about: tuple[str, ...] = ()
+    """What the arms are meant to differ in; empty lets the audit infer it."""
+    outcome: Outcome = "cost"
+    source: str = "auto"
+    """training, or the name of a protocol; 'auto' takes an evaluation where all runs have one, else training."""
+    window: Window = "final"
+    """For training: the epochs that count."""
+    test: Test = "permutation"
+    sides: Sides = "two-sided"
+    """The alternative: first less than second, greater, or different."""
+    alpha: float = ALPHA
+    stated: bool = True
+    """Whether somebody claimed it, or the audit only supposes it."""
+
+    def __str__(self) -> str:
+        return f"{self.first} against {self.second}"
+
+
+@dataclass(frozen=True)
+class Claims:
+    """All comparisons of a study."""
+
+    comparisons: tuple[Claim, ...] = ()
+    correction: Literal["none", "bonferroni", "holm"] = "none"
+    """What was done about testing several times."""
+
+
+def load_claims(path: Path) -> Claims:
+    """The claims in a YAML file."""
+    document = read_yaml(path)
+    if "comparisons" not in document:
+        raise InputError(f"{path}: expected a list under 'comparisons', each with 'first' and 'second'")
+    unknown = set(document) - {"comparisons", "correction"}
+    if unknown:
+        raise unknown_name(f"entry of {path}", sorted(unknown)[0], ["comparisons", "correction"])
+    entries = document["comparisons"]
+    if not isinstance(entries, Sequence) or isinstance(entries, str):
+        raise InputError(f"{path}: 'comparisons' is {entries!r}; expected a list")
+    correction = document.get("correction", "none")
+    if correction not in ("none", "bonferroni", "holm"):
+        raise unknown_name("correction", str(correction), ["none", "bonferroni", "holm"])
+    return Claims(tuple(_claim(entry, f"{path}, comparison {i}") for i, entry in enumerate(entries, 1)), correction)
+
+
+def _claim(entry: Any, source: str) -> Claim:
+    if not isinstance(entry, Mapping) or not {"first", "second"} <= set(entry):
+        raise InputError(f"{source}: expected 'first' and 'second', the names of two arms; got {entry!r}")
+    if isinstance(entry.get("about"), str):
+        entry = {**entry, "about": [entry["about"]]}
+    claim = from_dict(entry, Claim("", ""), source)
+    if claim.first == claim.second:
+        raise InputError(f"{source}: an arm cannot be compared with itself, '{claim.first}'")
+    if not 0.0 < claim.alpha < 1.0:
+        raise InputError(f"{source}: alpha is {claim.alpha}; it must lie between 0 and 1")
+    return claim
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A claim on one environment, with its arms."""
+
+    claim: Claim
+    first: Arm
+    second: Arm
+
+    @property
+    def env(self) -> str:
+        return self.first.env
+
+    @property
+    def where(self) -> str:
+        return f"{self.env}: {self.claim}"
+
+
+def comparisons(
+    arms: Mapping[tuple[str, str], Arm], claims: Claims | None, *, baseline: str | None = None
+) -> list[Comparison]:
+    """What is compared with what: the claims, or what a reader would suppose."""
+    if claims is not None and claims.comparisons:
+        return [found for claim in claims.comparisons for found in _resolve(claim, arms)]
+    found = []
+    for env in dict.fromkeys(env for env, _ in arms):
+        own = [arm for (place, _), arm in arms.items() if place == env]
+        found += [
+            Comparison(Claim(first.name, second.name, env, stated=False), first, second)
+            for first, second in _pairs(own, baseline)
+        ]
+    if baseline is not None and all(name != baseline for _, name in arms):
+        raise unknown_name("arm", baseline, dict.fromkeys(name for _, name in arms))
+    return found
+
+
+def _resolve(claim: Claim, arms: Mapping[tuple[str, str], Arm]) -> list[Comparison]:
+    names = list(dict.fromkeys(name for _, name in arms))
+    for name in (claim.first, claim.second):
+        if name not in names:
+            raise unknown_name("arm in the claims", name, names)
+    envs = [claim.env] if claim.env else list(dict.fromkeys(env for env, _ in arms))
+    found = [
+        Comparison(dataclasses.replace(claim, env=env), arms[env, claim.first], arms[env, claim.second])
+        for env in envs
+        if (env, claim.first) in arms and (env, claim.second) in arms
+    ]
+    if not found:
+        where = f"on {claim.env}" if claim.env else "on a shared environment"
+        raise InputError(f"the claims compare {claim}, but there are no runs of both {where}")
+    return found
+
+
+def _pairs(arms: Sequence[Arm], baseline: str | None) -> list[tuple[Arm, Arm]]:
+    if baseline is not None:
+        base = [arm for arm in arms if arm.name == baseline]
+        return [(arm, base[0]) for arm in arms if base and arm.name != baseline]
+    plain = [arm for arm in arms if not arm.has_signal]
+    signalled = [arm for arm in arms if arm.has_signal]
+    if plain and signalled:
+        pairs = []
+        for arm in signalled:
+            same = [other for other in plain if _algorithm(other) == _algorithm(arm)]
+            pairs += [(arm, other) for other in same or plain]
+        return pairs
+    if len(arms) <= _ALL_PAIRS:
+        return [(b, a) for a, b in itertools.combinations(arms, 2)]
+    return [(arm, arms[0]) for arm in arms[1:]]
+
+
+def _algorithm(arm: Arm) -> str:
+    return arm.first.config.learner.algorithm
+
+
+OUTCOMES: tuple[str, ...] = get_args(Outcome)

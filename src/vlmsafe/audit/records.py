@@ -1,0 +1,173 @@
+"""A run directory as an audit sees it: read as far as it can be read, whatever is missing or damaged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import yaml
+
+from vlmsafe.config import TrainConfig
+from vlmsafe.config_yaml import flatten, to_dict
+from vlmsafe.errors import RunError, VlmsafeError
+from vlmsafe.studies.arms import ArmRun
+from vlmsafe.training.checkpoint import newest_checkpoint, saved_epochs
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run with its rows and tables; what could not be read is in `problems`."""
+
+    source: ArmRun
+    epochs: list[Row]
+    episodes: list[Row]
+    evaluations: dict[str, pl.DataFrame]
+    """By protocol, of the newest checkpoint; those of a certain epoch are left out."""
+    traces: dict[str, pl.DataFrame]
+    events: list[Row]
+    recorded: Row
+    """Versions, revision and hardware."""
+    saved: Sequence[int]
+    """Epochs that have a checkpoint."""
+    trained_with: dict[str, Any] | None
+    """The settings in the newest checkpoint, flat; None where there is none."""
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.source.run.config
+
+    @property
+    def env(self) -> str:
+        return self.source.env
+
+    @property
+    def arm(self) -> str:
+        return self.source.arm
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def seed(self) -> int:
+        return self.config.seed
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm} {self.name}"
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All settings under dotted names."""
+        return flatten(to_dict(self.config))
+
+    @property
+    def has_signal(self) -> bool:
+        return self.config.signal.scorer != "none"
+
+    @property
+    def running(self) -> bool:
+        return self.source.run.status() == "running"
+
+    @property
+    def epochs_recorded(self) -> int:
+        return len(self.epochs)
+
+    @property
+    def epochs_saved(self) -> int | None:
+        """Epochs of the newest checkpoint; None where no checkpoint was kept at all."""
+        return max(self.saved) if self.saved else None
+
+    def over(self, name: str, window: int) -> float | None:
+        """The mean of a figure over the last `window` recorded epochs that have it; None where none has."""
+        values = [row[name] for row in self.epochs if row.get(name) is not None][-window:]
+        numbers = [float(value) for value in values]
+        return math.fsum(numbers) / len(numbers) if numbers else None
+
+
+def read_record(source: ArmRun) -> RunRecord:
+    """Everything a run directory holds; damaged files become problems."""
+    run, problems = source.run, []
+
+    def attempt(what: Any, fallback: Any) -> Any:
+        try:
+            return what()
+        except (VlmsafeError, OSError, pl.exceptions.PolarsError, yaml.YAMLError) as error:
+            problems.append(" ".join(str(error).split()))
+            return fallback
+
+    def tables(folder: Path) -> dict[str, pl.DataFrame]:
+        found = {}
+        for path in sorted(folder.glob("*.parquet")):
+            if "-epoch-" in path.stem or path.stem.endswith("-frames") or path.stem.startswith("trace-"):
+                continue
+            table = attempt(lambda path=path: pl.read_parquet(path), None)
+            if table is not None and len(table):
+                found[path.stem] = table
+        return found
+
+    def trained_with() -> dict[str, Any] | None:
+        try:
+            values = newest_checkpoint(run.checkpoints)[0].values
+        except RunError:
+            if saved:
+                raise
+            return None
+        return flatten(values["config"]) if "config" in values else None
+
+    saved = saved_epochs(run.checkpoints)
+    document = attempt(lambda: yaml.safe_load((run.path / "config.yaml").read_text()), {}) or {}
+    return RunRecord(
+        source,
+        epochs=attempt(lambda: run.rows("epochs"), []),
+        episodes=attempt(lambda: run.rows("episodes"), []),
+        evaluations=tables(run.evaluations),
+        traces=tables(run.path / "traces"),
+        events=attempt(run.events, []),
+        recorded=document.get("recorded") or {},
+        saved=saved,
+        trained_with=attempt(trained_with, None),
+        problems=problems,
+    )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """The runs of one arm on one environment."""
+
+    env: str
+    name: str
+    runs: tuple[RunRecord, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(run.seed for run in self.runs)
+
+    @property
+    def has_signal(self) -> bool:
+        return any(run.has_signal for run in self.runs)
+
+    @property
+    def first(self) -> RunRecord:
+        """The run whose settings stand for the arm: the one most others agree with, the earliest of equals."""
+        keys = [tuple(sorted((k, str(v)) for k, v in run.settings.items() if k not in _OWN)) for run in self.runs]
+        return max(zip(self.runs, keys, strict=True), key=lambda pair: keys.count(pair[1]))[0]
+
+
+_OWN = ("seed", "run_dir")
+
+
+def arms_of(records: Sequence[RunRecord]) -> dict[tuple[str, str], Arm]:
+    """The arms of each environment, in the order in which they came."""
+    groups: dict[tuple[str, str], list[RunRecord]] = {}
+    for record in records:
+        groups.setdefault((record.env, record.arm), []).append(record)
+    return {key: Arm(*key, tuple(runs)) for key, runs in groups.items()}
