@@ -8,6 +8,8 @@ from pathlib import Path
 from vlmsafe.audit.check_conclusion import (
     check_baselines,
     check_distance,
+    check_evaluated_return,
+    check_few_episodes,
     check_passive,
     check_shaped_return,
     check_windows,
@@ -52,13 +54,16 @@ def audit(
     said += [
         Finding("unreadable-run", line.split(":")[0], (line,), "restore it, or leave it out") for line in unreadable
     ]
-    findings = [entry for entry in said if isinstance(entry, Finding)]
+    # Several claims about one pair of arms would say the same of it several times.
+    findings = list(
+        {(entry.code, entry.where, entry.evidence): entry for entry in said if isinstance(entry, Finding)}.values()
+    )
     order = {code: place for place, code in enumerate(CODES)}
     findings.sort(key=lambda finding: (-finding.weight, order[finding.code]))
     return Audit(
         tuple(findings),
         tuple(_once(entry for entry in said if isinstance(entry, Unchecked))),
-        tuple(comparison.where for comparison in compared),
+        tuple(dict.fromkeys(comparison.where for comparison in compared)),
         tuple(summary for arm in arms.values() for summary in summarise_arm(arm)),
     )
 
@@ -77,11 +82,13 @@ def _look(
         yield from check_arm(arm)
         yield from check_evaluations(arm)
         yield from check_signal(arm, resamples=resamples)
+        yield from check_evaluated_return(arm)
     yield from check_copies(arms)
     for comparison in compared:
         yield from check_comparison(comparison)
         yield from check_matched_evaluation(comparison)
         yield from check_shaped_return(comparison)
+        yield from check_few_episodes(comparison)
         yield from check_windows(comparison)
     yield from check_tests(claims)
     yield from check_baselines(compared)

@@ -11,18 +11,23 @@ import polars as pl
 from scipy import stats
 
 from vlmsafe.analysis.returns import cost_correlations, passive_episodes
-from vlmsafe.analysis.tables import stacked
-from vlmsafe.audit.claims import WINDOWS, Comparison, Outcome
-from vlmsafe.audit.findings import Finding, Unchecked, listed
-from vlmsafe.audit.outcomes import WORDS, Verdict, shared_protocols, source_of, values_of, verdict
+from vlmsafe.analysis.tables import floats, stacked
+from vlmsafe.audit.claims import WINDOWS, Comparison, Outcome, Window
+from vlmsafe.audit.findings import Finding, Severity, Unchecked, listed
+from vlmsafe.audit.outcomes import WORDS, Verdict, judge, shared_protocols, source_of, values_of, verdict
 from vlmsafe.audit.records import Arm
 
 STRONG = 0.8
-"""A correlation of cost with distance over runs from which it counts; over arms it must be 0.9."""
+"""A correlation of cost with distance over runs or episodes from which it counts; over arms it must be 0.9."""
 PASSIVE_SHARE = 0.2
 """Share of an arm's episodes that may cost nothing and achieve nothing."""
 PASSIVE_BELOW = {"metadrive": 20.0, "formula-one": 1.0}
 """Environment returns below which an episode is passive, by family: the paper's, and a tenth of a stage's reward."""
+FEW = 0.02
+"""Share of the episodes of an arm that should not decide a comparison."""
+SIZEABLE = 0.5
+"""A difference of costs, as a share of the lower one, that a reader would take seriously without a test."""
+_BONUS_WINDOW = 10
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 
 
@@ -51,6 +56,33 @@ def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
             "compare the environment's return (env_return), best from an evaluation: it has no bonus",
             {"logged": logged, "environment": own, "bonus": bonus, "claimed": claimed},
         )
+
+
+def check_evaluated_return(arm: Arm) -> Iterator[Finding]:
+    """An evaluation whose return is that of training with the bonus, and not without, was made with the bonus in it."""
+    for protocol in sorted({name for run in arm.runs for name in run.evaluations}):
+        near = []
+        for run in arm.runs:
+            own, bonus = run.over("env_return", _BONUS_WINDOW), run.over("bonus", _BONUS_WINDOW)
+            table = run.evaluations.get(protocol)
+            if own is None or not bonus or table is None or "env_return" not in table.columns:
+                continue
+            returns = floats(table, "env_return")
+            error = float(np.std(returns)) / max(1.0, len(returns)) ** 0.5
+            share = (float(np.mean(returns)) - own) / bonus
+            near.append((run.name, share, error < abs(bonus) / 4))
+        shaped = [(name, share) for name, share, sharp in near if sharp and 0.8 <= share <= 1.2]
+        if len(near) >= 2 and 4 * len(shaped) >= 3 * len(near):
+            yield Finding(
+                "shaped-return",
+                f"{arm.env}: {arm.name}, '{protocol}'",
+                tuple(
+                    f"{name}: evaluated return is training's plus {share:.0%} of its bonus" for name, share in shaped
+                ),
+                "evaluate the environment alone (vlmsafe evaluate does): an evaluation has no bonus",
+                {"bonus_share": dict(shaped)},
+                Severity.WARNING,
+            )
 
 
 def _mean(arm: Arm, name: str, window: int = 1) -> float | None:
@@ -121,8 +153,10 @@ def check_distance(env: str, arms: Sequence[Arm]) -> Iterator[Finding | Unchecke
 def _tracks(row: dict[str, Any]) -> bool:
     """Strong, and more than few points give by chance."""
     r, n = row["pearson"], row["n"]
-    if r is None or row["level"] == "episodes":
+    if r is None:
         return False
+    if row["level"] == "episodes":
+        return n >= 30 and bool(r >= STRONG)
     if row["level"] == "arms":
         return n >= 4 and bool(r >= 0.9)
     if n < 5 or r < STRONG:
@@ -176,6 +210,51 @@ def check_passive(env: str, arms: Sequence[Arm], below: float | None) -> Iterato
             )
 
 
+def check_few_episodes(comparison: Comparison) -> Iterator[Finding]:
+    """Does a difference of costs go away, or turn round, with the costliest few episodes of each arm?"""
+    source = source_of(comparison)
+    if comparison.claim.outcome != "cost" or source == "training":
+        return
+    before = verdict(comparison, source)
+    if before is None:
+        return
+    sizeable = abs(before.difference) >= SIZEABLE * min(before.first, before.second)
+    if not (before.decided or before.leans or sizeable):
+        return
+    sides, left_out = [], []
+    for arm in (comparison.first, comparison.second):
+        costs = {
+            key: floats(run.evaluations[source], "cost")
+            for key, run in arm.matched_by.items()
+            if source in run.evaluations and "cost" in run.evaluations[source].columns
+        }
+        every = np.sort(np.concatenate(list(costs.values())))[::-1]
+        count = max(1, round(FEW * len(every)))
+        limit = every[min(count, len(every)) - 1]
+        kept = {key: values[values < limit] for key, values in costs.items()}
+        if any(not len(values) for values in kept.values()) or sum(map(len, kept.values())) < len(every) - 2 * count:
+            return  # many episodes cost as much as the costliest: they are not few
+        sides.append({key: float(values.mean()) for key, values in kept.items()})
+        left_out.append(len(every) - sum(map(len, kept.values())))
+    after = judge(comparison.claim, sides[0], sides[1])
+    if after is None:
+        return
+    shrunk = after.difference * np.sign(before.difference) <= 0.2 * abs(before.difference)
+    if before.decided == after.decided and not shrunk:
+        return
+    yield Finding(
+        "few-episodes-decide",
+        f"{comparison.where}, '{source}'",
+        (
+            f"all episodes: cost {_pair((before.first, before.second))}, {before.text}: {before.word}",
+            f"without the costliest {left_out[0]} and {left_out[1]}: {_pair((after.first, after.second))}, "
+            f"{after.text}: {after.word}",
+        ),
+        "show the episodes, report rates beside means, and evaluate more of them",
+        {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after), "left_out": left_out},
+    )
+
+
 def check_windows(comparison: Comparison) -> Iterator[Finding]:
     """Does the verdict change with the epochs that are averaged, or with the evaluation?"""
     outcomes: list[Outcome] = [comparison.claim.outcome]
@@ -184,11 +263,12 @@ def check_windows(comparison: Comparison) -> Iterator[Finding]:
     runs = (*comparison.first.runs, *comparison.second.runs)
     for outcome in outcomes:
         asked = dataclasses.replace(comparison, claim=dataclasses.replace(comparison.claim, outcome=outcome))
-        if min(run.epochs_recorded for run in runs) >= max(WINDOWS.values()):
-            by_window = {str(window): verdict(asked, "training", window) for window in WINDOWS}
-            yield from _hangs_on(
-                "window-dependent", asked, by_window, "say beforehand which epochs count, and show the others"
-            )
+        recorded = min(run.epochs_recorded for run in runs)
+        fitting: list[Window] = [window for window, size in WINDOWS.items() if size <= recorded]
+        by_window = {str(window): verdict(asked, "training", window) for window in fitting}
+        yield from _hangs_on(
+            "window-dependent", asked, by_window, "say beforehand which epochs count, and show the others"
+        )
         by_protocol = {f"'{name}'": verdict(asked, name) for name in shared_protocols(comparison)}
         yield from _hangs_on(
             "protocol-dependent", asked, by_protocol, "say beforehand which evaluation counts, and show the others"
@@ -197,7 +277,8 @@ def check_windows(comparison: Comparison) -> Iterator[Finding]:
 
 def _hangs_on(code: str, comparison: Comparison, found: Mapping[str, Verdict | None], fix: str) -> Iterator[Finding]:
     known = {name: entry for name, entry in found.items() if entry is not None}
-    if len({entry.decided for entry in known.values()}) < 2:
+    turned = {entry.leans for entry in known.values()} >= {-1, 1}
+    if len({entry.decided for entry in known.values()}) < 2 and not turned:
         return
     claim = comparison.claim
     yield Finding(
@@ -214,20 +295,21 @@ def _hangs_on(code: str, comparison: Comparison, found: Mapping[str, Verdict | N
 
 def check_baselines(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
     """One arm against several baselines of one learner: does it win against one and lose against another?"""
-    groups: dict[tuple[str, str, Outcome], list[Comparison]] = {}
+    groups: dict[tuple[str, str, Outcome, str, str], list[Comparison]] = {}
     for comparison in comparisons:
         first, second, claim = comparison.first, comparison.second, comparison.claim
         same = first.first.config.learner.algorithm == second.first.config.learner.algorithm
         if same and first.has_signal and not second.has_signal:
-            groups.setdefault((comparison.env, claim.first, claim.outcome), []).append(comparison)
-    for (env, arm, outcome), own in groups.items():
+            key = (comparison.env, claim.first, claim.outcome, source_of(comparison), claim.window)
+            groups.setdefault(key, []).append(comparison)
+    for (env, arm, outcome, source, _), own in groups.items():
         means = {comparison.claim.second: pair for comparison in own if (pair := _means(comparison))}
         gaps = {name: first - second for name, (first, second) in means.items()}
         least = 0.1 * max((abs(first) for first, _ in means.values()), default=0.0)
         if any(gap > least for gap in gaps.values()) and any(gap < -least for gap in gaps.values()):
             yield Finding(
                 "baseline-dependent",
-                f"{env}: {arm}",
+                f"{env}: {arm}, '{source}'",
                 tuple(
                     f"against {name}: {WORDS[outcome]} {_pair(means[name])}, {'higher' if gap > 0 else 'lower'}"
                     for name, gap in gaps.items()

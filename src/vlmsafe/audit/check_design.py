@@ -10,7 +10,7 @@ from typing import Any
 from vlmsafe.audit.claims import Claims, Comparison
 from vlmsafe.audit.findings import Finding, counted, listed
 from vlmsafe.audit.outcomes import smallest_p
-from vlmsafe.audit.records import Arm, RunRecord
+from vlmsafe.audit.records import PROMPTS, Arm, RunRecord
 from vlmsafe.audit.settings import differences, infer_about, unnamed
 
 
@@ -29,12 +29,14 @@ def check_arm(arm: Arm) -> Iterator[Finding]:
             "train the odd runs again with the settings of the others, or make them an arm of their own",
             {name: [vars(d) for d in found if not isinstance(d, str)] for name, found in odd.items()},
         )
-    repeated = sorted({seed for seed in arm.seeds if arm.seeds.count(seed) > 1})
+    # With other settings a seed gives another run, and that was told.
+    plain = [run.seed for run in arm.runs if run.name not in odd]
+    repeated = sorted({seed for seed in plain if plain.count(seed) > 1})
     if repeated:
         yield Finding(
             "duplicate-runs",
             f"{arm.env}: {arm.name}",
-            (f"{counted(len(repeated), 'seed')} stands for more than one run: {listed(repeated)}",),
+            (f"more than one run has the seed {listed(repeated)}",),
             "keep one run per seed: repetitions with one seed are not independent",
             {"seeds": repeated},
         )
@@ -42,11 +44,9 @@ def check_arm(arm: Arm) -> Iterator[Finding]:
 
 def _prompts(a: RunRecord, b: RunRecord) -> list[str]:
     """Prompts of one name whose text is not the same."""
-    if not (a.has_signal and b.has_signal) or a.config.signal.prompts != b.config.signal.prompts:
-        return []
-    one, other = (run.source.run.path / "prompts.yaml" for run in (a, b))
-    if one.is_file() and other.is_file() and one.read_bytes() != other.read_bytes():
-        return ["prompts.yaml: the prompts have the same name and another text"]
+    same_name = a.config.signal.prompts == b.config.signal.prompts
+    if same_name and None not in (a.prompts, b.prompts) and a.prompts != b.prompts:
+        return [f"{PROMPTS}: the prompts have the same name and another text"]
     return []
 
 
@@ -145,8 +145,8 @@ def _power(comparison: Comparison) -> Iterator[Finding]:
     claim = comparison.claim
     if claim.test == "none":
         return
-    sizes = len(set(comparison.first.seeds)), len(set(comparison.second.seeds))
-    paired = len(set(comparison.first.seeds) & set(comparison.second.seeds))
+    sizes = len(comparison.first.runs), len(comparison.second.runs)
+    paired = len(comparison.first.matched_by.keys() & comparison.second.matched_by.keys())
     smallest = smallest_p(claim, *sizes, paired)
     if smallest is not None and smallest >= claim.alpha:
         yield Finding(

@@ -7,6 +7,7 @@ from typing import Any
 
 import polars as pl
 
+from vlmsafe.analysis.statistics import CATASTROPHE
 from vlmsafe.audit.claims import Comparison
 from vlmsafe.audit.findings import Finding, Severity, Unchecked, counted, listed
 from vlmsafe.audit.records import Arm, RunRecord
@@ -20,6 +21,8 @@ def check_evaluations(arm: Arm) -> Iterator[Finding]:
         where = f"{arm.env}: {arm.name}, '{protocol}'"
         yield from _checkpoints(runs, protocol, where)
         yield from _training_scenarios(runs, protocol, where)
+        yield from _repeated(runs, protocol, where)
+        yield from _verdicts(runs, protocol, where)
         known = PROTOCOLS.get(protocol)
         if known is not None and known.shared_simulator:
             yield Finding(
@@ -67,35 +70,93 @@ def _column(table: pl.DataFrame, name: str) -> list[Any]:
 
 
 def _training_scenarios(runs: Sequence[RunRecord], protocol: str, where: str) -> Iterator[Finding]:
-    lines, data, visited_any = [], {}, False
+    data: dict[str, dict[str, int | None]] = {}
     for run in runs:
         table, pool = run.evaluations[protocol], run.config.spec.training
         scenarios = _column(table, "scenario")
         flagged = set(table.filter("in_training_pool")["scenario"].to_list()) if _flagged(table) else set()
-        inside = sorted({index for index in scenarios if index in pool} | flagged)
+        inside = {index for index in scenarios if index in pool} | flagged
         drawn = {row["scenario"] for row in run.episodes if row.get("scenario") is not None}
-        visited = sorted(drawn & set(scenarios))
-        if not inside and not visited:
+        visited = drawn & set(scenarios)
+        if inside or visited:
+            data[run.name] = {
+                "scenarios": len(scenarios),
+                "in_pool": len(inside),
+                "visited": len(visited) if drawn else None,
+                "drawn": len(drawn) if drawn else None,
+            }
+    if not data:
+        return
+    lines = []
+    for total, inside_pool in dict.fromkeys((own["scenarios"], own["in_pool"]) for own in data.values()):
+        alike = {name: own for name, own in data.items() if (own["scenarios"], own["in_pool"]) == (total, inside_pool)}
+        known = [own for own in alike.values() if own["visited"] is not None]
+        seen = "which of them training visited was not recorded"
+        if known:
+            seen = f"{_range(known, 'visited')} of them visited in training, which drew {_range(known, 'drawn')}"
+        lines.append(f"{listed(list(alike))}: {inside_pool} of {total} scenarios lie in the training pool; {seen}")
+    yield Finding(
+        "evaluated-on-training-scenarios",
+        where,
+        tuple(lines),
+        "evaluate with: vlmsafe evaluate RUN --protocol held-out; until then this measures the training "
+        "distribution, not transfer",
+        {"runs": data},
+    )
+
+
+def _range(rows: Sequence[dict[str, Any]], name: str) -> str:
+    values = [row[name] for row in rows]
+    return str(min(values)) if min(values) == max(values) else f"{min(values)} to {max(values)}"
+
+
+def _repeated(runs: Sequence[RunRecord], protocol: str, where: str) -> Iterator[Finding]:
+    """Episodes of one scenario with deterministic actions are the same episode."""
+    found = {}
+    for run in runs:
+        table = run.evaluations[protocol]
+        keys = [name for name in ("scenario", "traffic_seed") if name in table.columns]
+        stochastic = "deterministic" in table.columns and not table["deterministic"].all()
+        if "scenario" not in keys or stochastic or not run.config.spec.seeds_honoured:
             continue
-        visited_any |= bool(visited)
-        if run.episodes:
-            seen = f"{len(visited)} of them were visited in training ({len(drawn)} were drawn in all)"
-        else:
-            seen = "which of them were visited was not recorded"
-        lines.append(f"{run.name}: {len(inside)} of {len(scenarios)} scenarios lie in the training pool; {seen}")
-        data[run.name] = {
-            "scenarios": len(scenarios),
-            "in_pool": len(inside),
-            "visited": len(visited) if run.episodes else None,
-        }
+        distinct = table.select(keys).n_unique()
+        if distinct < len(table):
+            found[run.name] = (distinct, len(table))
+    if found:
+        yield Finding(
+            "repeated-episodes",
+            where,
+            tuple(f"{name}: {total} episodes of {distinct} scenarios" for name, (distinct, total) in found.items()),
+            "evaluate as many scenarios as episodes: repetitions make an interval narrower and say nothing",
+            {"runs": {name: {"distinct": d, "episodes": n} for name, (d, n) in found.items()}},
+        )
+
+
+def _verdicts(runs: Sequence[RunRecord], protocol: str, where: str) -> Iterator[Finding]:
+    """Violation and catastrophe are functions of cost and budget, and the pool is that of the configuration."""
+    lines = []
+    for run in runs:
+        table, budget = run.evaluations[protocol], run.config.budget
+        assert budget is not None
+        used = _column(table, "budget")
+        if used and used != [budget]:
+            lines.append(f"{run.name}: judged by the budget {listed(used)}, trained with {budget:g}")
+        if _flagged(table):
+            inside = table["scenario"].map_elements(run.config.spec.training.__contains__, pl.Boolean)
+            wrong = int((inside != table["in_training_pool"]).sum())
+            if wrong:
+                lines.append(f"{run.name}: 'in_training_pool' is wrong for {counted(wrong, 'episode')}")
+        for column, limit in (("violation", budget), ("catastrophe", CATASTROPHE * budget)):
+            if {column, "cost"} <= set(table.columns) and used in ([], [budget]):
+                wrong = int((table[column] != (table["cost"] > limit)).sum())
+                if wrong:
+                    lines.append(f"{run.name}: {column} of {counted(wrong, 'episode')} is not cost > {limit:g}")
     if lines:
         yield Finding(
-            "evaluated-on-training-scenarios",
+            "record-disagrees",
             where,
-            (*lines[:6], *((f"and {counted(len(lines) - 6, 'more run')}",) if len(lines) > 6 else ())),
-            "evaluate with: vlmsafe evaluate RUN --protocol held-out; until then this measures the training "
-            "distribution, not transfer",
-            data,
+            tuple(lines),
+            f"evaluate again: vlmsafe evaluate RUN --protocol {protocol} --overwrite",
         )
 
 
@@ -156,9 +217,14 @@ def _alike(comparison: Comparison, protocol: str, arms: Sequence[Sequence[RunRec
             f"scenarios: {counted(len(every[0] & every[1]), 'scenario')} shared of {len(every[0])} in {names[0]} and "
             f"{len(every[1])} in {names[1]}"
         )
-    for column in ("budget", "deterministic", "traffic_seed", "protocol"):
+    traffic = [set(own) for own in sets("traffic_seed")]
+    if traffic[0] != traffic[1]:
+        lines.append(
+            f"traffic: {len(traffic[0] & traffic[1])} of {len(traffic[0] | traffic[1])} traffic seeds are shared"
+        )
+    for column in ("budget", "deterministic"):
         values = sets(column)
-        if values[0] != values[1] or (column != "traffic_seed" and len(values[0]) > 1):
+        if values[0] != values[1] or len(values[0]) > 1:
             lines.append(
                 f"{column}: {listed(values[0]) or 'none'} in {names[0]}, {listed(values[1]) or 'none'} in {names[1]}"
             )

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmsafe.analysis.multiplier_replay import AGREEMENT, rebuild
 from vlmsafe.audit.findings import Finding, Severity, listed
-from vlmsafe.audit.records import RunRecord
+from vlmsafe.audit.records import PROMPTS, RunRecord
 from vlmsafe.errors import InputError
 
 _NOT_SETTINGS = ("run_dir",)
@@ -75,10 +75,10 @@ def _settings(run: RunRecord, where: str) -> Iterator[Finding]:
         for key, value in now.items()
         if key in run.trained_with and run.trained_with[key] != value
     ]
+    if run.prompts is not None and run.trained_with.get(PROMPTS) not in (None, run.prompts):
+        changed.append(f"{PROMPTS} is not what the checkpoint was trained with")
     if changed:
-        yield Finding(
-            "config-changed", where, tuple(changed), "undo the change of config.yaml; it is not what was trained"
-        )
+        yield Finding("config-changed", where, tuple(changed), "undo the change; it is not what was trained")
 
 
 _FIGURES = ("env_return", "shaped_return", "episode_cost", "multiplier", "negative_score", "positive_score", "kappa")

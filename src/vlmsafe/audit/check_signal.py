@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -126,45 +127,53 @@ class GateShare:
     median: float
 
 
-def gate_share(run: RunRecord) -> GateShare | None:
-    """From the frames of a run's traces, else from what its record kept: means over episodes, or over epochs."""
-    # A mean over an episode that is near 0 or 1 says the same of nearly all of its frames.
+def gate_shares(run: RunRecord) -> Iterator[GateShare]:
+    """On the frames of a run's traces, and in training by what its record kept: means over episodes, else epochs."""
     traced = [
         table.filter("scored")["kappa"].drop_nulls().to_list()
         for table in run.traces.values()
         if {"kappa", "scored"} <= set(table.columns)
     ]
-    sources = {
-        "traced frames": [value for values in traced for value in values],
-        "episodes' means": [row["kappa"] for row in run.episodes if row.get("kappa") is not None],
-        "epochs' means": [row["kappa"] for row in run.epochs if row.get("kappa") is not None],
-    }
-    for of, values in sources.items():
+    episodes = [row["kappa"] for row in run.episodes if row.get("kappa") is not None]
+    epochs = [row["kappa"] for row in run.epochs if row.get("kappa") is not None]
+    # A mean over an episode that is near 0 or 1 says the same of nearly all of its frames.
+    training = {"training episodes' means": episodes} if episodes else {"training epochs' means": epochs}
+    for of, values in {"traced frames": list(chain(*traced)), **training}.items():
         if values:
             kappa = np.array(values, np.float64)
             opened, closed = float((kappa >= OPEN).mean()), float((kappa <= CLOSED).mean())
-            return GateShare(run.name, of, opened, closed, float(np.median(kappa)))
-    return None
+            yield GateShare(run.name, of, opened, closed, float(np.median(kappa)))
 
 
 def _gate(arm: Arm) -> Iterator[Finding]:
     if arm.first.config.signal.gate == "off":
         return
-    shares = [share for run in arm.runs if (share := gate_share(run)) is not None]
+    shares = [share for run in arm.runs for share in gate_shares(run)]
     for state, bound in (("open", f">= {OPEN:g}"), ("closed", f"<= {CLOSED:g}")):
-        stuck = [share for share in shares if getattr(share, state) >= ALMOST]
-        if stuck and 2 * len(stuck) >= len(shares):
+        lines = []
+        for of in dict.fromkeys(share.of for share in shares):
+            alike = [share for share in shares if share.of == of]
+            stuck = [share for share in alike if getattr(share, state) >= ALMOST]
+            if stuck and 2 * len(stuck) >= len(alike):
+                lines.append(_stuck_line(stuck, state, bound, len(alike)))
+        if lines:
             yield Finding(
                 "gate-saturated",
                 f"{arm.env}: {arm.name}",
-                tuple(
-                    f"{own.run}: kappa {bound} on {getattr(own, state):.1%} of {own.of}, median {own.median:.3f}"
-                    for own in stuck[:6]
-                ),
+                tuple(lines),
                 f"a gate that is {state} everywhere weighs nothing: calibrate it (--signal.gate calibrated), and look "
                 "at its distribution with: vlmsafe diagnose gate RUN",
                 {"shares": [asdict(share) for share in shares]},
             )
+
+
+def _stuck_line(stuck: Sequence[GateShare], state: str, bound: str, runs: int) -> str:
+    least, medians = min(getattr(own, state) for own in stuck), sorted(own.median for own in stuck)
+    span = f"{medians[0]:.3f}" if len(stuck) == 1 else f"{medians[0]:.3f} to {medians[-1]:.3f}"
+    return (
+        f"{len(stuck)} of {counted(runs, 'run')}: kappa {bound} on {least:.1%} of {stuck[0].of} or more, median {span} "
+        f"({listed([own.run for own in stuck])})"
+    )
 
 
 def _traces(arm: Arm, resamples: int) -> Iterator[Finding | Unchecked]:

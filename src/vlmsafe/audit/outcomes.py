@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from vlmsafe.analysis.tables import floats
 from vlmsafe.audit.claims import WINDOWS, Claim, Comparison, Outcome, Window
 from vlmsafe.audit.records import Arm, RunRecord
 from vlmsafe.errors import InputError
+
+Values = Mapping[int | str, float]
 
 WORDS: dict[Outcome, str] = {
     "cost": "cost",
@@ -96,6 +98,8 @@ class Verdict:
     text: str
     decided: int
     """-1 where the first arm is lower, 1 where it is higher, 0 where the test does not decide."""
+    leans: int
+    """The same by two standard errors, for runs too few for the test to decide anything."""
 
     @property
     def difference(self) -> float:
@@ -106,17 +110,21 @@ class Verdict:
         return {-1: "lower", 0: "undecided", 1: "higher"}[self.decided]
 
 
-def values_of(arm: Arm, outcome: Outcome, source: str, window: Window = "final") -> dict[int, float]:
-    """Each run's number by seed, of the runs that have one; of two runs with one seed, the later."""
-    found = {run.seed: run_outcome(run, outcome, source, window) for run in arm.runs}
-    return {seed: value for seed, value in found.items() if value is not None}
+def values_of(arm: Arm, outcome: Outcome, source: str, window: Window = "final") -> dict[int | str, float]:
+    """Each run's number, of the runs that have one, by what it is matched by."""
+    found = {key: run_outcome(run, outcome, source, window) for key, run in arm.matched_by.items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def verdict(comparison: Comparison, source: str, window: Window = "final") -> Verdict | None:
     """What the claimed test makes of a comparison; None where either arm has too few numbers for it."""
-    claim = comparison.claim
-    first = values_of(comparison.first, claim.outcome, source, window)
-    second = values_of(comparison.second, claim.outcome, source, window)
+    outcome = comparison.claim.outcome
+    first, second = (values_of(arm, outcome, source, window) for arm in (comparison.first, comparison.second))
+    return judge(comparison.claim, first, second)
+
+
+def judge(claim: Claim, first: Values, second: Values) -> Verdict | None:
+    """What the claimed test makes of the numbers of two arms."""
     if min(len(first), len(second)) < 2:
         return None
     a, b = np.array(list(first.values())), np.array(list(second.values()))
@@ -131,10 +139,12 @@ def verdict(comparison: Comparison, source: str, window: Window = "final") -> Ve
         text = f"interval {interval.low:.3g} to {interval.high:.3g}"
     else:
         decided = int(np.sign(difference)) if p < claim.alpha else 0
-    return Verdict(float(a.mean()), float(b.mean()), p, text, decided)
+    error = float(np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b)))
+    leans = int(np.sign(difference)) if abs(difference) > 2 * error else 0
+    return Verdict(float(a.mean()), float(b.mean()), p, text, decided, leans)
 
 
-def _tested(claim: Claim, first: dict[int, float], second: dict[int, float]) -> tuple[float | None, str]:
+def _tested(claim: Claim, first: Values, second: Values) -> tuple[float | None, str]:
     a, b = list(first.values()), list(second.values())
     if claim.test in ("bootstrap", "none"):
         return None, ""

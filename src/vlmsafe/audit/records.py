@@ -19,6 +19,7 @@ from vlmsafe.studies.arms import ArmRun
 from vlmsafe.training.checkpoint import newest_checkpoint, saved_epochs
 
 Row = dict[str, Any]
+PROMPTS = "prompts.yaml"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class RunRecord:
     epochs: list[Row]
     episodes: list[Row]
     evaluations: dict[str, pl.DataFrame]
-    """By protocol, of the newest checkpoint; those of a certain epoch are left out."""
+    """By protocol; one that was made of certain epochs only is there with the newest of them."""
     traces: dict[str, pl.DataFrame]
     events: list[Row]
     recorded: Row
@@ -37,7 +38,9 @@ class RunRecord:
     saved: Sequence[int]
     """Epochs that have a checkpoint."""
     trained_with: dict[str, Any] | None
-    """The settings in the newest checkpoint, flat; None where there is none."""
+    """The settings in the newest checkpoint, flat, and its prompts; None where there is none."""
+    prompts: dict[str, Any] | None
+    """As they are now."""
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -105,13 +108,15 @@ def read_record(source: ArmRun) -> RunRecord:
             return fallback
 
     def tables(folder: Path) -> dict[str, pl.DataFrame]:
-        found = {}
-        for path in sorted(folder.glob("*.parquet")):
-            if "-epoch-" in path.stem or path.stem.endswith("-frames") or path.stem.startswith("trace-"):
+        found: dict[str, pl.DataFrame] = {}
+        # The name of a protocol comes after those with an epoch, newest last: without it, the newest stands for it.
+        for path in sorted(folder.glob("*.parquet"), key=lambda path: ("-epoch-" not in path.stem, path.stem)):
+            name = path.stem.split("-epoch-")[0]
+            if path.stem.endswith("-frames") or path.stem.startswith("trace-"):
                 continue
             table = attempt(lambda path=path: pl.read_parquet(path), None)
             if table is not None and len(table):
-                found[path.stem] = table
+                found[name] = table
         return found
 
     def trained_with() -> dict[str, Any] | None:
@@ -121,7 +126,11 @@ def read_record(source: ArmRun) -> RunRecord:
             if saved:
                 raise
             return None
-        return flatten(values["config"]) if "config" in values else None
+        return flatten(values["config"]) | {PROMPTS: values.get("prompts")} if "config" in values else None
+
+    def prompts() -> dict[str, Any] | None:
+        known = run.prompts()
+        return known.to_dict() if known is not None else None
 
     saved = saved_epochs(run.checkpoints)
     document = attempt(lambda: yaml.safe_load((run.path / "config.yaml").read_text()), {}) or {}
@@ -135,6 +144,7 @@ def read_record(source: ArmRun) -> RunRecord:
         recorded=document.get("recorded") or {},
         saved=saved,
         trained_with=attempt(trained_with, None),
+        prompts=attempt(prompts, None),
         problems=problems,
     )
 
@@ -150,6 +160,12 @@ class Arm:
     @property
     def seeds(self) -> list[int]:
         return sorted(run.seed for run in self.runs)
+
+    @property
+    def matched_by(self) -> dict[int | str, RunRecord]:
+        """The runs by seed; by their names where one seed stands for several."""
+        seeds = self.seeds
+        return {run.seed if seeds.count(run.seed) == 1 else run.name: run for run in self.runs}
 
     @property
     def has_signal(self) -> bool:
