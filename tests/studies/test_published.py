@@ -7,6 +7,7 @@ import polars as pl
 import printed_arithmetic
 import published_checks
 import pytest
+import yaml
 from printed_arithmetic import BUDGET, EPS, GATED, cell, half_unit, resampled
 from published_checks import all_checks, intervals
 
@@ -197,3 +198,10 @@ def test_misstatements_name_what_is_in_the_paper():
     assert len(misstatements()) == 4
     for entry in misstatements():
         assert any(label in f"{entry.where} {entry.but}" for label in labels)
+
+
+def test_every_column_is_explained_in_whole_words():
+    """A comma in YAML's short form would cut the sentence and leave the rest as a key of its own."""
+    index = yaml.safe_load((resources.files("vlmsafe.studies.published") / "index.yaml").read_text())
+    for name, column in index["columns"].items():
+        assert set(column) == {"type", "unit", "means"}, name
