@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,8 @@ def show(result: Audit) -> None:
         # Each line is printed by itself, so that one too long for the screen keeps its indentation.
         out.print(Padding(Text(text, style=style), (0, 0, 0, indent), expand=False))
 
-    out.print(_arms(result))
+    for table in _arms(result):
+        out.print(table)
     out.print(f"{counted(result.runs, 'run')}, {counted(len(result.comparisons), 'comparison')}:")
     for comparison in result.comparisons:
         line(comparison, 2)
@@ -96,22 +98,27 @@ def show(result: Audit) -> None:
         out.print("nothing found", style="bold green")
 
 
-def _arms(result: Audit) -> Table:
-    """What each arm came to. A cost over the budget is red."""
-    table = listing("arm", "environment", "from", "seeds", "cost / budget", "C > d", "C > 4d", "return", "logged")
+def _arms(result: Audit) -> Iterator[Table]:
+    """What each arm came to, one table per environment. A cost over the budget is red."""
 
     def figure(row: dict[str, Any], name: str, form: str) -> str:
         return "-" if row[name] is None else format(row[name], form)
 
-    for row in result.arms:
-        cost, over = figure(row, "cost", ".2f"), row["cost"] is not None and row["cost"] > row["budget"]
-        table.add_row(
-            row["arm"],
-            row["env"],
-            row["source"],
-            str(len(row["seeds"])),
-            (f"[red]{cost}[/]" if over else cost) + f" / {row['budget']:g}",
-            *(figure(row, name, ".1%") for name in ("violation", "catastrophe")),
-            *(figure(row, name, ".2f") for name in ("env_return", "shaped_return")),
-        )
-    return table
+    for env in dict.fromkeys(row["env"] for row in result.arms):
+        table = listing("arm", "from", "seeds", "cost", "budget", "C > d", "C > 4d", "return", "logged return")
+        table.title, table.title_justify = env, "left"
+        for row in result.arms:
+            if row["env"] != env:
+                continue
+            cost = figure(row, "cost", ".2f")
+            over = row["cost"] is not None and row["cost"] > row["budget"]
+            table.add_row(
+                row["arm"],
+                row["source"],
+                str(len(row["seeds"])),
+                f"[red]{cost}[/]" if over else cost,
+                f"{row['budget']:g}",
+                *(figure(row, name, ".1%") for name in ("violation", "catastrophe")),
+                *(figure(row, name, ".2f") for name in ("env_return", "shaped_return")),
+            )
+        yield table
