@@ -13,6 +13,8 @@ import yaml
 from vlmsafe.errors import InputError, unknown_name
 
 T = TypeVar("T")
+# Ten times faster where PyYAML was built with libyaml; a folder of runs is mostly configurations to read.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def _merge(defaults: Any, data: Any, source: str, path: str) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

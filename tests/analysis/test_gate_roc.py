@@ -18,6 +18,7 @@ from vlmsafe.analysis.gate_roc import (
     calibrated,
     first_half,
     gate_cells,
+    gate_curves,
     gate_medians,
     gate_roc,
     gate_thresholds,
@@ -268,3 +269,47 @@ def test_bad_input_is_named():
         roc_curve([1.0, np.nan], [True, False])
     with pytest.raises(InputError, match="no frames"):
         roc_curve(np.array([]), np.array([], bool))
+
+
+def test_recorded_kappa_is_a_gate_of_its_own_with_the_settings_it_was_recorded_with():
+    steps = two_arms(scored=0.5)
+    gate = Gate(40.0, 0.01)
+    kappa = gate.kappa(steps["margin"].fill_null(np.nan).to_numpy())
+    traced = steps.with_columns(
+        kappa=pl.when("scored").then(pl.Series(kappa)), gate_scale=pl.lit(40.0), gate_centre=pl.lit(0.01)
+    )
+    cells = gate_cells(traced, frames=20)
+    assert cells.filter(pl.col("gate") != "recorded").equals(gate_cells(steps, frames=20))
+    found = cells.filter(gate="recorded")
+    assert found.select("arm", "run").rows() == cells.select("arm", "run").unique(maintain_order=True).rows()
+    for row in found.iter_rows(named=True):
+        assert (row["scale"], row["centre"], row["frames"]) == (40.0, 0.01, 20)
+        own = traced.filter("scored", arm=row["arm"], run=row["run"])
+        taken = own["kappa"].to_numpy()[np.linspace(0, len(own) - 1, 20).round().astype(int)]
+        assert row["kappa_median"] == pytest.approx(np.median(taken))
+        assert row["closed"] == pytest.approx((taken < 0.1).mean())
+    one_has_none = traced.with_columns(kappa=pl.when(pl.col("run") == "seed-0").then("kappa"))
+    assert gate_cells(one_has_none).filter(gate="recorded", run="seed-1")["kappa_median"].null_count() == 2
+
+
+@pytest.mark.parametrize("points", [10, 400, 10_000])
+def test_thinned_curves_are_points_of_the_whole_ones_with_both_ends(points):
+    steps = two_arms(contact=0.2)
+    curves = gate_curves(steps, points=points)
+    prior = curves.filter(pl.col("calibrated_on").is_null(), pl.col("half").is_null(), arm="plain")
+    own = steps.filter(arm="plain")
+    margins, contact = own["margin"].to_numpy(), own["cost"].to_numpy() > 0
+    for score, values in (("kappa", PRIOR.kappa(margins)), ("negated margin", -margins)):
+        whole = roc_curve(values, contact)
+        found = prior.filter(score=score).drop("arm", "score", "calibrated_on", "half")
+        assert set(found.rows()) <= set(whole.rows())
+        assert (found.row(0), found.row(-1)) == (whole.row(0), whole.row(-1))
+        assert len(found) <= points + 2
+        assert len(found) == len(found.unique())
+
+
+def test_curves_are_of_what_the_table_judges():
+    steps = two_arms(contact=0.2)
+    keys = ["arm", "score", "calibrated_on", "half"]
+    judged = gate_roc(steps, **FEW).select(keys)
+    assert gate_curves(steps).select(keys).unique(maintain_order=True).equals(judged)

@@ -492,14 +492,17 @@ def test_facts_say_where_the_goal_is_and_a_wall_is_no_obstacle(make: MakeEnv) ->
 def test_progress_counts_the_way_and_the_best_approach(make: MakeEnv) -> None:
     env = make()
     env.reset(seed=0)
-    assert env.progress() == {"goals": 0.0, "path": 0.0, "net_progress": 0.0}
     start = env._world.goal_distance
     path, nearest, place = 0.0, start, env._world.place
+    assert env.progress() == {"goals": 0.0, "path": 0.0, "net_progress": 0.0, "x": place[0], "y": place[1]}
     for action in [*[AHEAD] * 25, *[-AHEAD] * 40]:
         env.step(action)
         path, place = path + math.dist(place, env._world.place), env._world.place
         nearest = min(nearest, env._world.goal_distance)
-    assert env.progress() == {"goals": 0.0, "path": pytest.approx(path), "net_progress": pytest.approx(start - nearest)}
+    assert env.progress() == {
+        "goals": 0.0, "path": pytest.approx(path), "net_progress": pytest.approx(start - nearest),
+        "x": place[0], "y": place[1],
+    }  # fmt: skip
     assert path > 2.0
 
 

@@ -6,7 +6,8 @@ import pytest
 from vlmsafe import evaluate, train
 from vlmsafe.envs import ENVS
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.episodes import SCHEMA, EpisodeTask, load_policy, summary
+from vlmsafe.evaluation.episodes import SCHEMA, load_policy, summary
+from vlmsafe.evaluation.plan import EpisodeTask
 from vlmsafe.evaluation.protocols import PROTOCOLS
 from vlmsafe.training.run import Run
 
@@ -28,7 +29,7 @@ def test_held_out_scenarios_are_outside_the_training_pool(run):
 
 def test_evaluation_repeats_exactly_whatever_the_number_of_processes(run):
     one = evaluate(run, episodes=5, processes=1, overwrite=True)
-    assert evaluate(run, episodes=5, processes=3).equals(one)
+    assert evaluate(run, episodes=5, processes=3, overwrite=True).equals(one)
 
 
 def test_violation_and_catastrophe_are_strict(run):
@@ -110,7 +111,7 @@ def test_metadrive_protocols_run_and_repeat(tmp_path):
     held_out = evaluate(run, "held-out", episodes=2)
     assert held_out["scenario"].to_list() == [10_000, 10_001]
     assert held_out["arrived"].null_count() == 0
-    assert evaluate(Run.open(run.path), "held-out", episodes=2).equals(held_out)
+    assert evaluate(Run.open(run.path), "held-out", episodes=2, overwrite=True).equals(held_out)
     paper = evaluate(run, "paper", episodes=1)
     assert paper["scenario"].to_list() == [0]
     assert paper["in_training_pool"].all()

@@ -13,14 +13,15 @@ from vlmsafe.envs import ENVS
 from vlmsafe.envs.api import Env
 from vlmsafe.envs.braking import Braking
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.episodes import Plan
+from vlmsafe.evaluation.plan import Plan
 from vlmsafe.evaluation.trace import TraceTask, trace
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers import make_scorer
 from vlmsafe.training.scoring import ScorerFailure
 
 PROMPTS = PromptSet(("clear road",), ("a bump ahead", "too fast"))
-BASE = ["checkpoint_epoch", "episode", "scenario", "traffic_seed", "step", "reward", "cost", "hazard", "scored"]
+BASE = ["protocol", "deterministic", "checkpoint_epoch", "episode", "scenario", "traffic_seed", "step", "reward",
+        "cost", "hazard", "scored"]  # fmt: skip
 
 
 def small_run(env, path):
@@ -104,7 +105,7 @@ def test_several_scorers_have_columns_of_their_own(speeding):
     two = FrameScorer(PROMPTS), FrameScorer(PromptSet(("a",), ("b",)))
     scorers = {"wide": two[0], "oracle": make_scorer("oracle", None), "narrow": two[1]}
     table = trace(speeding, scorers, episodes=2, facts=True)
-    assert table.columns[:9] == BASE
+    assert table.columns[: len(BASE)] == BASE
     alone = trace(speeding, two[1], episodes=2)
     for column in ("similarity_0", "similarity_1", "positive", "negative", "margin"):
         assert table[f"narrow_{column}"].equals(alone[column]), column
@@ -136,35 +137,36 @@ def test_facts_become_columns_null_where_absent_and_so_does_a_missing_hazard(bra
     task = Plan.of(braking, "held-out", episodes=1, epoch=None, processes=1, allow_untrained=False,
                    on_note=print).tasks[0]  # fmt: skip
     env = Telling(ENVS["braking"].held_out, 200)
-    table = TraceTask(task, 5, (), 1, facts=True).run(env, lambda steps: None).steps
+    table = TraceTask(dataclasses.replace(task, first=5), (), 1, facts=True).run(env, lambda steps: None).steps
     assert table["fact_early"].to_list() == [1.0] * 190 + [None] * 10
     assert table["fact_late"].to_list() == [None] * 190 + [2.0] * 10
     assert table["hazard"].null_count() == 200
     assert set(table["episode"]) == {5}
     assert not table["scored"].any()
-    silent = TraceTask(task, 5, (), 1, facts=False).run(env, lambda steps: None).steps
+    silent = TraceTask(task, (), 1, facts=False).run(env, lambda steps: None).steps
     assert not [name for name in silent.columns if name.startswith("fact_")]
 
 
 def test_episodes_that_share_a_simulator_are_told_apart(speeding):
     task = Plan.of(speeding, "held-out", episodes=1, epoch=None, processes=1, allow_untrained=False,
                    on_note=print).tasks[0]  # fmt: skip
-    shared = dataclasses.replace(task, scenarios=[10_000, 10_007], traffic_seeds=[3, 4], isolate=False)
+    shared = dataclasses.replace(task, scenarios=[10_000, 10_007], traffic_seeds=[3, 4], isolate=False,
+                                 first=2)  # fmt: skip
     env = ENVS["speeding"].make(ENVS["speeding"].held_out)
-    table = TraceTask(shared, 2, ("hazard",), 15, facts=False).run(env, lambda steps: None).steps
+    table = TraceTask(shared, ("hazard",), 15, facts=False).run(env, lambda steps: None).steps
     firsts = table.filter(pl.col("step") == 1).select("episode", "scenario", "traffic_seed")
     assert firsts.rows() == [(2, 10_000, 3), (3, 10_007, 4)]
     assert table.filter("scored").select("episode", "step").rows() == [(2, 15), (3, 15)]
 
 
 def test_table_is_written_only_when_asked(speeding):
-    scorer, path = make_scorer("noise", None), speeding.evaluations / "trace-held-out.parquet"
+    scorer, path = make_scorer("noise", None), speeding.path / "traces" / "held-out.parquet"
     trace(speeding, scorer, episodes=1)
     assert not path.exists()
     table = trace(speeding, scorer, episodes=1, write=True)
     assert pl.read_parquet(path).equals(table)
     trace(speeding, scorer, episodes=1, epoch=1, write=True)
-    assert (speeding.evaluations / "trace-held-out-epoch-00001.parquet").exists()
+    assert (speeding.path / "traces" / "held-out-epoch-00001.parquet").exists()
 
 
 def test_episodes_shorter_than_k_are_traced_without_a_score(speeding):

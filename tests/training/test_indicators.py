@@ -86,10 +86,10 @@ def test_a_trace_that_departs_from_its_run_does_not_replace_the_runs_own(tmp_pat
     run = train(env="bannered", run_dir=str(tmp_path / "run"), **SMALL)
     own = trace(run, Redness(PROMPTS), episodes=1, every=50, write=True)
     other = trace(run, Redness(PROMPTS), episodes=1, every=50, indicators=True, write=True)
-    assert pl.read_parquet(run.evaluations / "trace-held-out.parquet").equals(own)
-    assert pl.read_parquet(run.evaluations / "trace-indicators-held-out.parquet").equals(other)
+    assert pl.read_parquet(run.path / "traces" / "held-out.parquet").equals(own)
+    assert pl.read_parquet(run.path / "traces" / "held-out-indicators.parquet").equals(other)
     again = trace(run, Redness(PROMPTS), episodes=1, every=100, indicators=False, write=True)
-    assert pl.read_parquet(run.evaluations / "trace-held-out.parquet").equals(again)
+    assert pl.read_parquet(run.path / "traces" / "held-out.parquet").equals(again)
 
 
 def test_where_there_are_none_asking_for_them_is_one_line():

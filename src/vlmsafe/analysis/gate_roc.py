@@ -68,21 +68,33 @@ def gate_cells(
     """Quantiles of margin and kappa per run, for each of `SCALES` around 0 and for the gate calibrated on the run.
 
     `frames` takes so many, evenly spaced, instead of all scored ones. `closed` and `open` are the shares of frames with
-    kappa < 0.1 and > 0.9. Where half the margins are equal a gate cannot be calibrated; its cells are null.
+    kappa < 0.1 and > 0.9. Where half the margins are equal a gate cannot be calibrated; its cells are null. Traces
+    that hold a kappa give a further gate, `recorded`: the one they were recorded with, which is the run's own if it has
+    one.
     """
     require_trace(steps, _WHAT, scorer, ("margin",))
     if frames is not None and frames < 1:
         raise InputError(f"{_WHAT}: frames is {frames}; it must be at least 1")
     rows = []
-    for (arm, run), own in steps.filter("scored").group_by("arm", "run", maintain_order=True):
+    recorded = scorer_column(scorer, "kappa")
+    for (arm, run), every in steps.filter("scored").group_by("arm", "run", maintain_order=True):
+        own = every
+        if frames is not None and frames < len(every):
+            own = every[np.linspace(0, len(every) - 1, frames).round().astype(np.int64)]
         margins = floats(own, scorer_column(scorer, "margin"))
-        if frames is not None and frames < len(margins):
-            margins = margins[np.linspace(0, len(margins) - 1, frames).round().astype(np.int64)]
         gates: dict[str, Gate | None] = {f"s = {scale:g}": Gate(scale, 0.0) for scale in SCALES}
         gates["calibrated"] = calibrated(margins, target)
         common = {"arm": arm, "run": run, "frames": len(margins), "positive_margins": float((margins > 0.0).mean())}
         common |= _quantiles("margin", margins)
         rows += [{**common, "gate": name, **_opening(gate, margins)} for name, gate in gates.items()]
+        if recorded in own.columns:
+            levels = {
+                name: own[column][0]
+                for name in ("scale", "centre")
+                if (column := scorer_column(scorer, f"gate_{name}")) in own.columns
+            }
+            kappa = floats(own.drop_nulls(recorded), recorded)
+            rows.append({**common, "gate": "recorded", **levels, **_openness(kappa)})
     return pl.DataFrame(rows, schema=CELL_SCHEMA)
 
 
@@ -111,9 +123,14 @@ def _quantiles(name: str, values: Float64) -> dict[str, float]:
 def _opening(gate: Gate | None, margins: Float64) -> dict[str, float]:
     if gate is None:
         return {}
-    kappa = gate.kappa(margins)
+    return {"scale": gate.scale, "centre": gate.centre, **_openness(gate.kappa(margins))}
+
+
+def _openness(kappa: Float64) -> dict[str, float]:
+    if not len(kappa):
+        return {}
     shares = {"closed": float((kappa < CLOSED).mean()), "open": float((kappa > OPEN).mean())}
-    return {"scale": gate.scale, "centre": gate.centre, **_quantiles("kappa", kappa), **shares}
+    return {**_quantiles("kappa", kappa), **shares}
 
 
 ROC_SCHEMA: dict[str, Any] = {
@@ -194,8 +211,33 @@ def gate_thresholds(
     return pl.concat(parts)
 
 
+def gate_curves(
+    steps: pl.DataFrame, *, points: int = 400, target: float = 0.5, scorer: str = "", seed: int = 0
+) -> pl.DataFrame:
+    """`roc_curve` of everything that `gate_roc` judges, per arm, thinned to about so many points.
+
+    Points are kept evenly by their place in the ranking and, for the first few, which decide precision, by its
+    logarithm. Both ends stay.
+    """
+    require_trace(steps, _WHAT, scorer, ("margin",))
+    numbered = steps.with_columns(number=episode_numbers(steps, _WHAT)).filter("scored")
+    parts = []
+    for (arm,), own in numbered.group_by("arm", maintain_order=True):
+        margins, contact = floats(own, scorer_column(scorer, "margin")), floats(own, "cost") > 0.0
+        for row, gate, used in _judged(margins, own["number"].to_numpy(), target, seed):
+            curve = roc_curve(-margins[used] if gate is None else gate.kappa(margins[used]), contact[used])
+            last = len(curve) - 1
+            half = max(points // 2, 2)
+            kept = np.concatenate([np.linspace(0, last, half), np.geomspace(1, last, half), [0, last]])
+            names = {"arm": arm, "score": None, "calibrated_on": None, "half": None} | row
+            columns = [pl.lit(value, _LABELS[name]).alias(name) for name, value in names.items()]
+            parts.append(curve[np.unique(kept.round().astype(np.int64))].select(*columns, pl.all()))
+    return pl.concat(parts)
+
+
 _LABELS: dict[str, Any] = {
     "arm": pl.String,
+    "score": pl.String,
     "calibrated_on": pl.String,
     "half": pl.Int64,
     "prevalence": pl.Float64,

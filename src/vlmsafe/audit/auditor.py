@@ -6,16 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vlmsafe.audit.check_conclusion import (
-    check_baselines,
     check_distance,
     check_evaluated_return,
-    check_few_episodes,
     check_passive,
     check_shaped_return,
-    check_windows,
 )
 from vlmsafe.audit.check_design import check_arm, check_comparison, check_copies, check_tests
 from vlmsafe.audit.check_evaluation import check_evaluations, check_matched_evaluation
+from vlmsafe.audit.check_robustness import check_baselines, check_few_episodes, check_replications, check_windows
 from vlmsafe.audit.check_runs import check_run
 from vlmsafe.audit.check_signal import check_signal
 from vlmsafe.audit.claims import Claims, Comparison, comparisons, load_claims
@@ -92,6 +90,7 @@ def _look(
         yield from check_windows(comparison)
     yield from check_tests(claims)
     yield from check_baselines(compared)
+    yield from check_replications(compared, arms)
     for env in dict.fromkeys(arm.env for arm in arms):
         own = [arm for arm in arms if arm.env == env]
         yield from check_distance(env, own)

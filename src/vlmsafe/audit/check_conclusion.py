@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ from scipy import stats
 
 from vlmsafe.analysis.returns import cost_correlations, passive_episodes
 from vlmsafe.analysis.tables import floats, stacked
-from vlmsafe.audit.claims import WINDOWS, Comparison, Outcome, Window
+from vlmsafe.audit.claims import Comparison, Outcome
 from vlmsafe.audit.findings import Finding, Severity, Unchecked, listed
-from vlmsafe.audit.outcomes import WORDS, Verdict, judge, shared_protocols, source_of, values_of, verdict
+from vlmsafe.audit.outcomes import against, values_of
 from vlmsafe.audit.records import Arm
 
 STRONG = 0.8
@@ -23,10 +22,6 @@ PASSIVE_SHARE = 0.2
 """Share of an arm's episodes that may cost nothing and achieve nothing."""
 PASSIVE_BELOW = {"metadrive": 20.0, "formula-one": 1.0}
 """Environment returns below which an episode is passive, by family: the paper's, and a tenth of a stage's reward."""
-FEW = 0.02
-"""Share of the episodes of an arm that should not decide a comparison."""
-SIZEABLE = 0.5
-"""A difference of costs, as a share of the lower one, that a reader would take seriously without a test."""
 _BONUS_WINDOW = 10
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 
@@ -37,11 +32,12 @@ def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
     bonus = [_mean(arm, "bonus") for arm in arms]
     if not any(bonus):
         return
-    logged, own = ([_mean(arm, name) for arm in arms] for name in ("shaped_return", "env_return"))
-    logged = [shaped if shaped is not None else plain for shaped, plain in zip(logged, own, strict=True)]
-    if None in logged or None in own:
+    own = [value for arm in arms if (value := _mean(arm, "env_return")) is not None]
+    if len(own) < 2:
         return
-    gaps = [float(values[0] - values[1]) for values in (logged, own)]  # type: ignore[operator]
+    shaped = [_mean(arm, "shaped_return") for arm in arms]
+    logged = [plain if value is None else value for value, plain in zip(shaped, own, strict=True)]
+    gaps = [values[0] - values[1] for values in (logged, own)]
     claimed = comparison.claim.outcome == "shaped_return"
     if claimed or _reversed(comparison):
         yield Finding(
@@ -49,9 +45,9 @@ def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
             comparison.where,
             (
                 *(("the comparison is claimed on the logged return",) if claimed else ()),
-                f"logged return {_pair(logged)}, a difference of {gaps[0]:.4g}",
-                f"of it bonus {_pair([value or 0.0 for value in bonus])}",
-                f"environment return {_pair(own)}, a difference of {gaps[1]:.4g}",
+                f"logged return {against(logged)}, a difference of {gaps[0]:.4g}",
+                f"of it bonus {against([value or 0.0 for value in bonus])}",
+                f"environment return {against(own)}, a difference of {gaps[1]:.4g}",
             ),
             "compare the environment's return (env_return), best from an evaluation: it has no bonus",
             {"logged": logged, "environment": own, "bonus": bonus, "claimed": claimed},
@@ -88,10 +84,6 @@ def check_evaluated_return(arm: Arm) -> Iterator[Finding]:
 def _mean(arm: Arm, name: str, window: int = 1) -> float | None:
     values = [value for run in arm.runs if (value := run.over(name, window)) is not None]
     return float(np.mean(values)) if values else None
-
-
-def _pair(values: Sequence[Any]) -> str:
-    return f"{values[0]:.4g} against {values[1]:.4g}"
 
 
 def _reversed(comparison: Comparison) -> bool:
@@ -208,121 +200,3 @@ def check_passive(env: str, arms: Sequence[Arm], below: float | None) -> Iterato
                 "report cost beside progress; an arm that stands still is not safer",
                 {"threshold": threshold, "rates": rates},
             )
-
-
-def check_few_episodes(comparison: Comparison) -> Iterator[Finding]:
-    """Does a difference of costs go away, or turn round, with the costliest few episodes of each arm?"""
-    source = source_of(comparison)
-    if comparison.claim.outcome != "cost" or source == "training":
-        return
-    before = verdict(comparison, source)
-    if before is None:
-        return
-    sizeable = abs(before.difference) >= SIZEABLE * min(before.first, before.second)
-    if not (before.decided or before.leans or sizeable):
-        return
-    sides, left_out = [], []
-    for arm in (comparison.first, comparison.second):
-        costs = {
-            key: floats(run.evaluations[source], "cost")
-            for key, run in arm.matched_by.items()
-            if source in run.evaluations and "cost" in run.evaluations[source].columns
-        }
-        every = np.sort(np.concatenate(list(costs.values())))[::-1]
-        count = max(1, round(FEW * len(every)))
-        limit = every[min(count, len(every)) - 1]
-        kept = {key: values[values < limit] for key, values in costs.items()}
-        if any(not len(values) for values in kept.values()) or sum(map(len, kept.values())) < len(every) - 2 * count:
-            return  # many episodes cost as much as the costliest: they are not few
-        sides.append({key: float(values.mean()) for key, values in kept.items()})
-        left_out.append(len(every) - sum(map(len, kept.values())))
-    after = judge(comparison.claim, sides[0], sides[1])
-    if after is None:
-        return
-    shrunk = after.difference * np.sign(before.difference) <= 0.2 * abs(before.difference)
-    if before.decided == after.decided and not shrunk:
-        return
-    yield Finding(
-        "few-episodes-decide",
-        f"{comparison.where}, '{source}'",
-        (
-            f"all episodes: cost {_pair((before.first, before.second))}, {before.text}: {before.word}",
-            f"without the costliest {left_out[0]} and {left_out[1]}: {_pair((after.first, after.second))}, "
-            f"{after.text}: {after.word}",
-        ),
-        "show the episodes, report rates beside means, and evaluate more of them",
-        {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after), "left_out": left_out},
-    )
-
-
-def check_windows(comparison: Comparison) -> Iterator[Finding]:
-    """Does the verdict change with the epochs that are averaged, or with the evaluation?"""
-    outcomes: list[Outcome] = [comparison.claim.outcome]
-    if not comparison.claim.stated:
-        outcomes.append("env_return")
-    runs = (*comparison.first.runs, *comparison.second.runs)
-    for outcome in outcomes:
-        asked = dataclasses.replace(comparison, claim=dataclasses.replace(comparison.claim, outcome=outcome))
-        recorded = min(run.epochs_recorded for run in runs)
-        fitting: list[Window] = [window for window, size in WINDOWS.items() if size <= recorded]
-        by_window = {str(window): verdict(asked, "training", window) for window in fitting}
-        yield from _hangs_on(
-            "window-dependent", asked, by_window, "say beforehand which epochs count, and show the others"
-        )
-        by_protocol = {f"'{name}'": verdict(asked, name) for name in shared_protocols(comparison)}
-        yield from _hangs_on(
-            "protocol-dependent", asked, by_protocol, "say beforehand which evaluation counts, and show the others"
-        )
-
-
-def _hangs_on(code: str, comparison: Comparison, found: Mapping[str, Verdict | None], fix: str) -> Iterator[Finding]:
-    known = {name: entry for name, entry in found.items() if entry is not None}
-    turned = {entry.leans for entry in known.values()} >= {-1, 1}
-    if len({entry.decided for entry in known.values()}) < 2 and not turned:
-        return
-    claim = comparison.claim
-    yield Finding(
-        code,
-        comparison.where,
-        tuple(
-            f"{name}: {WORDS[claim.outcome]} {entry.first:.4g} against {entry.second:.4g}, {entry.text}: {entry.word}"
-            for name, entry in known.items()
-        ),
-        fix,
-        {name: {**dataclasses.asdict(entry), "verdict": entry.word} for name, entry in known.items()},
-    )
-
-
-def check_baselines(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
-    """One arm against several baselines of one learner: does it win against one and lose against another?"""
-    groups: dict[tuple[str, str, Outcome, str, str], list[Comparison]] = {}
-    for comparison in comparisons:
-        first, second, claim = comparison.first, comparison.second, comparison.claim
-        same = first.first.config.learner.algorithm == second.first.config.learner.algorithm
-        if same and first.has_signal and not second.has_signal:
-            key = (comparison.env, claim.first, claim.outcome, source_of(comparison), claim.window)
-            groups.setdefault(key, []).append(comparison)
-    for (env, arm, outcome, source, _), own in groups.items():
-        means = {comparison.claim.second: pair for comparison in own if (pair := _means(comparison))}
-        gaps = {name: first - second for name, (first, second) in means.items()}
-        least = 0.1 * max((abs(first) for first, _ in means.values()), default=0.0)
-        if any(gap > least for gap in gaps.values()) and any(gap < -least for gap in gaps.values()):
-            yield Finding(
-                "baseline-dependent",
-                f"{env}: {arm}, '{source}'",
-                tuple(
-                    f"against {name}: {WORDS[outcome]} {_pair(means[name])}, {'higher' if gap > 0 else 'lower'}"
-                    for name, gap in gaps.items()
-                ),
-                "compare with the baseline that is matched in everything but the signal, and with no other",
-                {"differences": gaps},
-            )
-
-
-def _means(comparison: Comparison) -> tuple[float, float] | None:
-    claim, source = comparison.claim, source_of(comparison)
-    sides = [
-        list(values_of(arm, claim.outcome, source, claim.window).values())
-        for arm in (comparison.first, comparison.second)
-    ]
-    return (float(np.mean(sides[0])), float(np.mean(sides[1]))) if all(sides) else None

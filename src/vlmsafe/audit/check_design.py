@@ -217,6 +217,12 @@ def _code(comparison: Comparison) -> Iterator[Finding]:
 def _packages(arm: Arm) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for run in arm.runs:
-        for name, version in (run.recorded.get("packages") or {}).items():
-            found.setdefault(name, set()).add(str(version))
+        # A run that was continued may have gone on with other versions than it began with.
+        for noted in (run.recorded, *run.events):
+            for name, version in (noted.get("packages") or {}).items():
+                found.setdefault(name, set()).add(str(version))
+        for event in run.events:
+            scorer = event.get("scorer")
+            if isinstance(scorer, dict) and scorer.get("revision"):
+                found.setdefault(f"scorer {scorer.get('name')}", set()).add(str(scorer["revision"]))
     return found

@@ -54,6 +54,7 @@ CODES: dict[str, tuple[Severity, str]] = {
     "window-dependent": (Severity.WARNING, "a conclusion that depends on the window of epochs"),
     "protocol-dependent": (Severity.WARNING, "a conclusion that depends on the evaluation"),
     "many-tests": (Severity.NOTE, "several tests at a level meant for one"),
+    "replication-noise": (Severity.WARNING, "repetitions of one arm that differ as much as the arms do"),
     "baseline-dependent": (Severity.WARNING, "a conclusion that depends on the baseline"),
     # the signal
     "inert-signal-term": (Severity.WARNING, "a signal term too small to move the multiplier"),

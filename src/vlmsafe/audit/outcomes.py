@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +84,11 @@ def _limit(run: RunRecord, outcome: Outcome) -> float:
     """The cost above which an episode counts, strictly."""
     assert run.config.budget is not None
     return run.config.budget * (1.0 if outcome == "violation" else CATASTROPHE)
+
+
+def against(values: Sequence[float]) -> str:
+    """Two arms' numbers in words."""
+    return f"{values[0]:.4g} against {values[1]:.4g}"
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from vlmsafe.config import TrainConfig
-from vlmsafe.config_yaml import flatten, to_dict
+from vlmsafe.config_yaml import flatten, read_yaml, to_dict
 from vlmsafe.errors import RunError, VlmsafeError
 from vlmsafe.studies.arms import ArmRun
 from vlmsafe.training.checkpoint import newest_checkpoint, saved_epochs
@@ -103,7 +102,7 @@ def read_record(source: ArmRun) -> RunRecord:
     def attempt(what: Any, fallback: Any) -> Any:
         try:
             return what()
-        except (VlmsafeError, OSError, pl.exceptions.PolarsError, yaml.YAMLError) as error:
+        except (VlmsafeError, OSError, pl.exceptions.PolarsError) as error:
             problems.append(" ".join(str(error).split()))
             return fallback
 
@@ -133,7 +132,7 @@ def read_record(source: ArmRun) -> RunRecord:
         return known.to_dict() if known is not None else None
 
     saved = saved_epochs(run.checkpoints)
-    document = attempt(lambda: yaml.safe_load((run.path / "config.yaml").read_text()), {}) or {}
+    document = attempt(lambda: read_yaml(run.path / "config.yaml"), {})
     return RunRecord(
         source,
         epochs=attempt(lambda: run.rows("epochs"), []),

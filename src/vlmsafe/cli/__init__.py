@@ -12,11 +12,15 @@ from vlmsafe.errors import EXIT_AT_ONCE, VlmsafeError, unknown_name
 
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train:train_verb", "train an agent, or continue a run with --resume"),
-    "evaluate": ("evaluate:evaluate_verb", "evaluate a run's policy on held-out scenarios"),
+    "evaluate": ("evaluate:evaluate_verb", "evaluate a run's policy under a named protocol"),
+    "audit": ("audit:audit_verb", "say what a comparison of runs can and cannot show"),
+    "trace": ("trace:trace_verb", "record evaluation episodes step by step, with scorers looking on"),
+    "diagnose": ("diagnose:diagnose_verb", "what a signal did, and what a result may hide"),
     "runs": ("listings:runs_verb", "list runs: finished, running, stopped early"),
     "envs": ("listings:envs_verb", "list the environments"),
     "methods": ("listings:methods_verb", "list the methods, or compare two: methods diff A B"),
     "embedded": ("embedded:embedded_verb", "make the embedded scorer anew: embedded build"),
+    "published": ("published:published_verb", "the paper's tables: list, show NAME, compare RUN..."),
     "doctor": ("listings:doctor_verb", "say what is installed and what is missing"),
 }
 """Where each verb's function is, found when it is called, and what it does."""

@@ -15,12 +15,18 @@ from vlmsafe.cli.consoles import err, out, parse
 
 @dataclass(frozen=True)
 class EvaluateCommand:
-    """Evaluate a run's policy with deterministic actions and print what it does."""
+    """Evaluate a run's policy on the environment alone and print what it does.
+
+    Protocols: held-out for every environment; paper and paper-early for MetaDrive; paper-20 and paper-200 for Bullet;
+    paper-screening, paper-20, paper-20-stochastic, paper-environment-only, paper-task-metrics, paper-gate-roc and
+    paper-lead-time for FormulaOne. docs/evaluation.md says what each one is. An interrupted evaluation keeps its
+    finished episodes: the same command goes on.
+    """
 
     run: tyro.conf.Positional[Path]
     """Run directory."""
     protocol: str = "held-out"
-    """held-out, paper or paper-early: which scenarios, under which conditions."""
+    """Which scenarios, under which conditions; see above."""
     episodes: int | None = None
     """Number of episodes; by default the protocol's."""
     epoch: int | None = None
@@ -30,7 +36,7 @@ class EvaluateCommand:
     allow_untrained: bool = False
     """Evaluate the initial policy of a run that has not trained yet."""
     overwrite: bool = False
-    """Replace a table that holds more episodes of the same checkpoint."""
+    """Run again what the table holds already, and replace it even where it holds more episodes."""
 
 
 def evaluate_verb(argv: list[str]) -> None:
@@ -45,23 +51,33 @@ def evaluate_verb(argv: list[str]) -> None:
     chosen = protocol(command.protocol)
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task(f"{chosen.name} episodes", total=command.episodes or chosen.episodes)
-        table = evaluate(
-            run,
-            chosen.name,
-            episodes=command.episodes,
-            epoch=command.epoch,
-            processes=command.processes,
-            allow_untrained=command.allow_untrained,
-            overwrite=command.overwrite,
-            on_episode=lambda done: progress.update(task, completed=done),
-            on_note=lambda text: err.print(f"note: {text}", markup=False, soft_wrap=True),
-        )
+        try:
+            table = evaluate(
+                run,
+                chosen.name,
+                episodes=command.episodes,
+                epoch=command.epoch,
+                processes=command.processes,
+                allow_untrained=command.allow_untrained,
+                overwrite=command.overwrite,
+                on_episode=lambda done: progress.update(task, completed=done),
+                on_note=note,
+            )
+        except KeyboardInterrupt:
+            note("finished episodes are kept; the same command goes on with the others")
+            raise
     out.print()
-    out.print(result_table(run, chosen.name, table["checkpoint_epoch"][0], summary(table)))
+    actions = ", stochastic actions" if chosen.stochastic else ""
+    out.print(result_table(run, chosen.name + actions, table["checkpoint_epoch"][0], summary(table)))
     overlap = int(table["in_training_pool"].sum())
     if overlap:
         out.print(f"{overlap} of {len(table)} scenarios lie in the training pool: this is not a held-out result")
     out.print(f"episodes: {table_path(run, chosen, command.epoch)}", markup=False, soft_wrap=True)
+
+
+def note(text: str) -> None:
+    """Something that the user should know, beside the result."""
+    err.print(f"note: {text}", markup=False, soft_wrap=True)
 
 
 def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, float | None]) -> Table:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from vlmsafe.envs.api import EnvSpec, Scenarios
 from vlmsafe.errors import InputError, unknown_name
 
-_PAPER_INDEX = 10_000  # the paper's evaluation indices start here
+_PAPER_INDEX, _TASK_INDEX = 10_000, 30_000  # the paper's evaluation indices start here
+_METADRIVE, _BULLET, _FORMULA_ONE = "metadrive-", "bullet-", "formula-one-"
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """One way to evaluate a policy. Actions are deterministic: the mean of the policy."""
+    """One way to evaluate a policy."""
 
     name: str
     summary: str
@@ -22,6 +23,8 @@ class Protocol:
     """Scenarios the simulator is made with; None takes the environment's held-out ones."""
     first_index: int | None = None
     """Index of the first episode, mapped into the pool by its remainder; None starts at the pool's start."""
+    stochastic: bool = False
+    """Whether actions are drawn from the policy, as in training, instead of being its mean."""
     randomise: bool = False
     """Whether traffic is drawn anew each episode, instead of being fixed by the scenario."""
     shared_simulator: bool = False
@@ -29,12 +32,14 @@ class Protocol:
     environments: tuple[str, ...] = ()
     """Prefixes of the environments it is defined for; empty means all."""
 
+    def defined_for(self, env: str) -> bool:
+        return not self.environments or env.startswith(self.environments)
+
     def scenarios(self, spec: EnvSpec) -> Scenarios:
         """The pool for an environment."""
-        if self.environments and not spec.name.startswith(self.environments):
+        if not self.defined_for(spec.name):
             raise InputError(
-                f"protocol '{self.name}' is not defined for '{spec.name}'; use "
-                f"{' or '.join(name for name, p in PROTOCOLS.items() if not p.environments)}"
+                f"protocol '{self.name}' is not defined for '{spec.name}'; use {' or '.join(protocols_of(spec.name))}"
             )
         return self.pool or spec.held_out
 
@@ -60,7 +65,7 @@ PROTOCOLS: dict[str, Protocol] = {
             episodes=50,
             pool=Scenarios(0, 10_000),
             first_index=_PAPER_INDEX,
-            environments=("metadrive-",),
+            environments=(_METADRIVE,),
         ),
         Protocol(
             "paper-early",
@@ -71,7 +76,65 @@ PROTOCOLS: dict[str, Protocol] = {
             first_index=_PAPER_INDEX,
             randomise=True,
             shared_simulator=True,
-            environments=("metadrive-",),
+            environments=(_METADRIVE,),
+        ),
+        Protocol(
+            "paper-screening",
+            "the 10 episodes with which the paper looks over its FormulaOne runs, 10000 to 10009",
+            episodes=10,
+            first_index=_PAPER_INDEX,
+            environments=(_FORMULA_ONE,),
+        ),
+        Protocol(
+            "paper-20",
+            "the paper's 20 deterministic episodes, 10000 to 10019",
+            episodes=20,
+            first_index=_PAPER_INDEX,
+            environments=(_FORMULA_ONE, _BULLET),
+        ),
+        Protocol(
+            "paper-20-stochastic",
+            "the same 20 scenarios with actions drawn from the policy",
+            episodes=20,
+            first_index=_PAPER_INDEX,
+            stochastic=True,
+            environments=(_FORMULA_ONE,),
+        ),
+        Protocol(
+            "paper-environment-only",
+            "the paper's 50 episodes for return and cost, 10000 to 10049",
+            episodes=50,
+            first_index=_PAPER_INDEX,
+            environments=(_FORMULA_ONE,),
+        ),
+        Protocol(
+            "paper-task-metrics",
+            "the paper's 50 episodes for stages, path and net progress, 30000 to 30049",
+            episodes=50,
+            first_index=_TASK_INDEX,
+            environments=(_FORMULA_ONE,),
+        ),
+        Protocol(
+            "paper-gate-roc",
+            "25 episodes with actions drawn from the policy, for the gate against cost in the same step",
+            episodes=25,
+            first_index=_PAPER_INDEX,
+            stochastic=True,
+            environments=(_FORMULA_ONE,),
+        ),
+        Protocol(
+            "paper-lead-time",
+            "60 deterministic episodes per run, for scores before contact",
+            episodes=60,
+            first_index=_PAPER_INDEX,
+            environments=(_FORMULA_ONE,),
+        ),
+        Protocol(
+            "paper-200",
+            "the paper's 200 episodes on Bullet, 10000 to 10199",
+            episodes=200,
+            first_index=_PAPER_INDEX,
+            environments=(_BULLET,),
         ),
     )
 }
@@ -82,3 +145,8 @@ def protocol(name: str) -> Protocol:
     if name not in PROTOCOLS:
         raise unknown_name("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]
+
+
+def protocols_of(env: str) -> list[str]:
+    """Names of the protocols that are defined for an environment."""
+    return [name for name, protocol in PROTOCOLS.items() if protocol.defined_for(env)]

@@ -8,6 +8,7 @@
     events.jsonl      starts, stops, crashes, fallbacks: what happened to the run
     checkpoints/      see `checkpoint`
     evaluations/      one table per protocol
+    traces/           one trace per protocol, where one was made
 
 The row files only grow. A checkpoint remembers their sizes; resuming cuts them back to it, so that no epoch appears
 twice. Nothing here is ever unpickled.
@@ -51,7 +52,10 @@ from vlmsafe.training.files import (
 
 Status = Literal["finished", "running", "stopped early", "untrained"]
 _ROW_FILES = ("epochs", "episodes", "timing")
-_PACKAGES = ("vlmsafe", "numpy", "torch", "transformers", "gymnasium", "metadrive-simulator")
+_PACKAGES = (
+    "vlmsafe", "numpy", "torch", "transformers", "gymnasium", "metadrive-simulator", "mujoco", "pybullet",
+    "bullet-safety-gym",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

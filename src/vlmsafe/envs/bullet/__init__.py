@@ -86,11 +86,14 @@ class BulletCarReach(Env):
         return self._picture.draw(world.goal, world.puddles, self._indicators and self._cost > 0.0)
 
     def progress(self) -> Mapping[str, float]:
-        """Goals reached, metres driven, and metres by which the current goal and those before it came nearer."""
+        """Goals reached, metres driven, metres by which the current goal and those before it came nearer, and place."""
+        x, y = self._running().place[:2]
         return {
             "goals": float(self._running().goals),
             "path": self._path,
             "net_progress": self._gained + self._first_distance - self._closest,
+            "x": float(x),
+            "y": float(y),
         }
 
     def hazard(self) -> float:

@@ -182,13 +182,16 @@ class FormulaOne(Env):
         return self._painter.overview(self._data, self._goal, self._barrier_positions, size)
 
     def progress(self) -> Mapping[str, float]:
-        """Stages completed, metres driven, and metres by which goals came closer.
+        """Stages completed, metres driven, metres by which goals came closer, and where the car is.
 
         Net progress is what the paper measures, the first distance to the current goal less the shortest, and the same
         of every goal before it.
         """
         gained = self._gained + self._first_distance - self._closest
-        return {"stages": float(self._stages), "path": self._path, "net_progress": gained}
+        x, y = self._position
+        return {
+            "stages": float(self._stages), "path": self._path, "net_progress": gained, "x": float(x), "y": float(y)
+        }  # fmt: skip
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
         """Follows the centre line around barriers; see `driver.Driver`."""

@@ -1,0 +1,248 @@
+"""What an evaluation will do: the policy, the scenarios, the actions, and how they are spread over processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import gymnasium
+import numpy as np
+
+from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
+from vlmsafe.algorithms.networks import Shape, Stack
+from vlmsafe.envs.api import Env, EnvSpec
+from vlmsafe.envs.stream import Reader, Stream
+from vlmsafe.envs.workers import EnvRecipe, Task, WorkerPool
+from vlmsafe.errors import InputError
+from vlmsafe.evaluation.protocols import Protocol, protocol
+from vlmsafe.training.checkpoint import Checkpoint
+from vlmsafe.training.collection import begin_episode, step_episode
+from vlmsafe.training.run import Run, package_versions
+
+R = TypeVar("R")
+Row = dict[str, Any]
+
+
+class Step(NamedTuple):
+    """One step of an episode, with the environment still in the state that it led to."""
+
+    number: int
+    """From 1."""
+    observation: Array
+    reward: float
+    cost: float
+    info: dict[str, Any]
+    last: bool
+    """Whether the episode ended with it."""
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """One or more episodes, one after another, in one simulator."""
+
+    policy: Policy
+    normaliser: Normaliser | None
+    scenarios: Sequence[int]
+    traffic_seeds: Sequence[int | None]
+    isolate: bool = True
+    """Whether episodes are kept from influencing those after them."""
+    metrics: tuple[str, ...] = ()
+    """What of the environment's progress is noted at the end of each."""
+    first: int = 0
+    """Number of its first episode in the evaluation."""
+    dice: tuple[int, ...] | None = None
+    """With the episode's number, the address of the dice that draw its actions; None takes the policy's mean."""
+
+    @property
+    def episodes(self) -> range:
+        """Numbers of its episodes in the evaluation."""
+        return range(self.first, self.first + len(self.scenarios))
+
+    def drive(self, env: Env, tick: Callable[[int], None]) -> Iterator[tuple[int, Step]]:
+        """Every step of every episode, with the episode's number in this task, from 0."""
+        assert isinstance(env.action_space, gymnasium.spaces.Box)
+        to_env = ActionMap.to(env.action_space)
+        env.isolate = self.isolate
+        steps = 0
+        for episode, (scenario, traffic_seed) in enumerate(zip(self.scenarios, self.traffic_seeds, strict=True)):
+            details = {} if traffic_seed is None else {"traffic_seed": traffic_seed}
+            act = self._acting(self.first + episode)
+            observation = begin_episode(env, scenario, details)
+            finished, number = False, 0
+            while not finished:
+                state = self.normaliser.normalise(observation) if self.normaliser else observation
+                number += 1
+                observation, reward, cost, terminated, truncated, info = step_episode(
+                    env, to_env(act(state)), scenario, number
+                )
+                finished = terminated or truncated
+                yield episode, Step(number, observation, reward, cost, info, finished)
+                steps += 1
+                tick(steps)
+
+    def _acting(self, episode: int) -> Callable[[Array], Array]:
+        """How actions are chosen in an episode; drawn ones depend on nothing that ran before it."""
+        if self.dice is None:
+            return self.policy.mean
+        rng = np.random.default_rng((*self.dice, episode))
+        return lambda state: self.policy.sample(state, rng)[0]
+
+    def run(self, env: Env, tick: Callable[[int], None]) -> list[Row]:
+        """One row per episode, of what the environment alone says."""
+        rows: list[Row] = [
+            {"scenario": scenario, "traffic_seed": seed, "arrived": None, "env_return": 0.0, "cost": 0.0, "length": 0}
+            for scenario, seed in zip(self.scenarios, self.traffic_seeds, strict=True)
+        ]
+        for episode, step in self.drive(env, tick):
+            row = rows[episode]
+            row["env_return"] += step.reward
+            row["cost"] += step.cost
+            row["length"] = step.number
+            if step.last:
+                row["arrived"] = bool(step.info["arrived"]) if "arrived" in step.info else None
+                progress = env.progress()
+                row |= {name: float(progress[name]) for name in self.metrics}
+        return rows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The episodes of a protocol, ready to be run with a run's policy."""
+
+    run: Run
+    protocol: Protocol
+    spec: EnvSpec
+    checkpoint: Checkpoint
+    tasks: list[EpisodeTask]
+    """One per episode, or one with all of them where they share a simulator."""
+    processes: int
+
+    @classmethod
+    def of(
+        cls,
+        run: Run | Path | str,
+        protocol_name: str,
+        *,
+        episodes: int | None,
+        epoch: int | None,
+        processes: int | None,
+        allow_untrained: bool,
+        on_note: Callable[[str], None],
+    ) -> Plan:
+        """Everything that can be refused before the first episode; the arguments are those of `evaluate`."""
+        run = run if isinstance(run, Run) else Run.open(run)
+        chosen, spec = protocol(protocol_name), run.config.spec
+        count = chosen.episodes if episodes is None else episodes
+        size = len(os.sched_getaffinity(0)) if processes is None else processes
+        for name, value in (("episodes", count), ("processes", size)):
+            if value < 1:
+                raise InputError(f"{name} is {value}; it must be at least 1")
+        scenarios = [chosen.scenario(episode, spec) for episode in range(count)]
+        spec.require()
+        checkpoint, problems = run.checkpoint(epoch)
+        for problem in problems:
+            on_note(f"{problem}; evaluating epoch {checkpoint.epoch} instead")
+        if not checkpoint.trained and not allow_untrained:
+            raise InputError(
+                f"{run.path} holds only its untrained start ({run.describe()}); train it with: "
+                f"{run.resume_command}, or pass --allow-untrained to evaluate the initial policy"
+            )
+        policy, normaliser = load_policy(run, checkpoint)
+        rng = np.random.default_rng(0)
+        draws = chosen.randomise and spec.traffic
+        seeds: list[int | None] = [int(rng.integers(2**31)) if draws else None for _ in scenarios]
+        shared = chosen.shared_simulator
+        groups = [range(count)] if shared else [range(i, i + 1) for i in range(count)]
+        # With the run's seed in their address, runs of several seeds have dice of their own and count as independent,
+        # while arms that are compared seed by seed meet the same ones.
+        dice = (run.config.seed, zlib.crc32(chosen.name.encode())) if chosen.stochastic else None
+        tasks = [
+            EpisodeTask(
+                policy,
+                normaliser,
+                [scenarios[i] for i in group],
+                [seeds[i] for i in group],
+                isolate=not shared,
+                metrics=spec.metrics,
+                first=group[0],
+                dice=dice,
+            )
+            for group in groups
+        ]
+        return cls(run, chosen, spec, checkpoint, tasks, size)
+
+    @property
+    def episodes(self) -> int:
+        return sum(len(task.scenarios) for task in self.tasks)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """Everything that its episodes depend on besides their number, as plain values."""
+        told = {"summary", "episodes", "environments"}  # what no episode depends on
+        settings = {name: value for name, value in dataclasses.asdict(self.protocol).items() if name not in told}
+        return {
+            "protocol": settings,
+            "env": {"name": self.spec.name, "horizon": self.spec.horizon, "settings": dict(self.spec.settings)},
+            "run_seed": self.run.config.seed,
+            "checkpoint_epoch": self.checkpoint.epoch,
+            "policy": _policy_digest(self.checkpoint),
+            "packages": package_versions(),
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """The identity in 16 letters: episodes may be put together where it is the same."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    def recipe(self, *, frames: bool = False) -> EnvRecipe:
+        """How its workers make the environment."""
+        spec = dataclasses.replace(self.spec, frames=frames)
+        return EnvRecipe(spec, self.protocol.scenarios(spec), randomise=self.protocol.randomise)
+
+    def execute(
+        self,
+        tasks: Sequence[Task[R]],
+        recipe: EnvRecipe,
+        on_result: Callable[[int], None],
+        stream: Stream | None = None,
+        reader: Reader | None = None,
+    ) -> list[R]:
+        """The results of some of its tasks, or of others that stand for them; `on_result` hears how many are done."""
+        # A process per episode for every environment: one that carries state over would make episodes depend on how
+        # they happened to be spread.
+        with WorkerPool[R](recipe, self.processes, fresh=True, stream=stream) as pool:
+            results = pool.run(tasks, on_result=on_result, reader=reader)
+        assert results is not None
+        return results
+
+
+def load_policy(run: Run, checkpoint: Checkpoint) -> tuple[Policy, Normaliser | None]:
+    """The policy and the frozen normaliser of a checkpoint."""
+    stack = Stack(policy_shape(checkpoint), checkpoint.arrays["networks"])
+    if not run.config.normalise_observations:
+        return stack.policy(), None
+    return stack.policy(), Normaliser.from_arrays(checkpoint.arrays)
+
+
+def policy_shape(checkpoint: Checkpoint) -> Shape:
+    """The sizes of a checkpoint's networks."""
+    shape = dict(checkpoint.values["shape"])
+    return Shape(**{**shape, "hidden": tuple(shape["hidden"])})
+
+
+def _policy_digest(checkpoint: Checkpoint) -> str:
+    """Of what acts: networks and normaliser."""
+    digest = hashlib.sha256(json.dumps(checkpoint.values["shape"], sort_keys=True).encode())
+    for name in sorted(checkpoint.arrays):
+        if name == "networks" or name.startswith("normaliser."):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(checkpoint.arrays[name]).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,162 @@
+"""The audit finds what the paper reports about itself and every planted defect, and nothing in a clean design."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from designs.benign import BENIGN
+from designs.clean_design import write_clean_design
+from designs.planted import PLANTED
+from designs.published_design import EXPECTED, UNREPORTED, write_published_design
+
+from vlmsafe.audit import audit
+from vlmsafe.audit.findings import CODES, EXIT_ERRORS, EXIT_WARNINGS, Severity
+from vlmsafe.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    return write_published_design(tmp_path_factory.mktemp("published"))
+
+
+@pytest.fixture(scope="module", params=["signal", "gate"])
+def clean(request, tmp_path_factory):
+    return write_clean_design(tmp_path_factory.mktemp(request.param), variant=request.param)
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    return {name: write_clean_design(tmp_path_factory.mktemp(name), variant=name) for name in ("signal", "gate")}
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "vlmsafe.cli", "audit", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_paper_is_found_to_have_the_problems_that_it_reports(published):
+    result = audit([published])
+    assert len(EXPECTED) >= 10
+    assert set(EXPECTED) <= result.codes()
+    assert set(UNREPORTED) <= result.codes()
+    assert result.exit_code == EXIT_ERRORS
+
+
+def test_most_of_them_are_found_without_being_told_what_was_claimed(published, tmp_path):
+    (tmp_path / "claims.yaml").write_text("comparisons: []\n")
+    result = audit([published], claims=tmp_path / "claims.yaml")
+    assert len(set(EXPECTED) & result.codes()) >= 10
+
+
+def test_the_evidence_is_the_published_one(published):
+    by_code = {}
+    for finding in audit([published]).findings:
+        by_code.setdefault(finding.code, []).append("\n".join((finding.where, *finding.evidence)))
+    text = {code: "\n".join(entries) for code, entries in by_code.items()}
+    assert "learner.update_iters: 40 against 10" in text["unmatched-arms"]
+    assert "multiplier.initial: 0.001 against 0.0" in text["unmatched-arms"]
+    assert "36 of 50 epochs" in text["incomplete-run"]
+    assert "ppo-lag-decoupled seed-42" in text["untrained-checkpoint"]
+    assert "50 of 50 scenarios lie in the training pool" in text["evaluated-on-training-scenarios"]
+    assert "Pearson 0.978" in text["cost-tracks-distance"]
+    assert "28.6% of its episodes cost nothing and return less than 20" in text["passive-policy"]
+    assert "can give is 0.05, not below 0.05" in text["too-few-seeds"]
+
+
+def test_nothing_is_found_in_a_clean_design(clean):
+    result = audit([clean])
+    assert [(finding.code, finding.where, finding.evidence) for finding in result.findings] == []
+    assert result.unchecked == ()
+    assert result.exit_code == 0
+
+
+def test_nothing_is_found_in_a_clean_design_that_claims_nothing(clean, tmp_path):
+    (tmp_path / "claims.yaml").write_text("comparisons: []\n")
+    assert audit([clean], claims=tmp_path / "claims.yaml").codes() == set()
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_a_planted_defect_is_found_and_no_other(planted, bases, tmp_path):
+    folder = shutil.copytree(bases[planted.variant], tmp_path / "design")
+    planted.plant(folder)
+    found = audit([folder], resamples=300).codes()
+    assert planted.code in found
+    assert found - {planted.code} <= set(planted.also)
+
+
+@pytest.mark.parametrize("benign", BENIGN, ids=lambda benign: benign.name)
+def test_a_harmless_change_is_not_complained_of(benign, bases, tmp_path):
+    folder = shutil.copytree(bases[benign.variant], tmp_path / "design")
+    benign.change(folder)
+    found = audit([folder], resamples=300).findings
+    assert [(finding.code, finding.where, finding.evidence) for finding in found] == []
+
+
+def test_every_kind_of_finding_is_planted_or_published():
+    assert set(CODES) - {planted.code for planted in PLANTED} - set(EXPECTED) - set(UNREPORTED) <= {"many-tests"}
+
+
+def test_the_command_prints_findings_and_exits_by_the_worst(published, clean):
+    answer = command(published / "metadrive-hard")
+    assert answer.returncode == EXIT_ERRORS
+    assert "(evaluated-on-training-scenarios)" in answer.stdout
+    assert "to fix: evaluate with: vlmsafe evaluate RUN --protocol held-out" in " ".join(answer.stdout.split())
+    answer = command(clean)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert "nothing found" in answer.stdout
+
+
+def test_warnings_alone_have_an_exit_code_of_their_own(tmp_path):
+    write_clean_design(tmp_path, seeds=3)
+    result = audit([tmp_path])
+    assert {finding.weight for finding in result.findings} == {Severity.WARNING}
+    assert result.codes() == {"too-few-seeds"}
+    assert result.exit_code == EXIT_WARNINGS
+
+
+def test_programs_get_json(published):
+    answer = command(published, "--json")
+    document = json.loads(answer.stdout)
+    assert document["worst"] == "error"
+    assert {finding["severity"] for finding in document["findings"]} >= {"error", "warning"}
+    assert all(
+        {"code", "where", "evidence", "fix", "data", "title"} <= set(finding) for finding in document["findings"]
+    )
+    assert set(EXPECTED) <= {finding["code"] for finding in document["findings"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no nowhere"),
+        ([], "expected run directories"),
+        (["."], "holds no run"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    answer = command(*arguments)
+    assert answer.returncode == 2
+    assert message in " ".join(answer.stderr.split())
+    assert "Traceback" not in answer.stderr
+
+
+def test_an_arm_that_is_not_there_is_named(clean, tmp_path):
+    with pytest.raises(InputError, match="unknown arm 'ppolag'; did you mean"):
+        audit([clean], baseline="ppolag", claims=_no_claims(tmp_path))
+    claims = tmp_path / "other.yaml"
+    claims.write_text("comparisons:\n- {first: vlm-ppo-lag-conf, second: cppo}\n")
+    with pytest.raises(InputError, match="unknown arm in the claims 'cppo'"):
+        audit([clean], claims=claims)
+
+
+def _no_claims(folder):
+    path = folder / "none.yaml"
+    path.write_text("comparisons: []\n")
+    return path
