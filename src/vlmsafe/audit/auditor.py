@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ CLAIMS = "claims.yaml"
 def audit(
     paths: Sequence[Path | str],
     *,
-    claims: Path | Claims | None = None,
+    claims: Path | str | Claims | None = None,
     baseline: str | None = None,
     passive_below: float | None = None,
     resamples: int = RESAMPLES,
@@ -41,9 +42,16 @@ def audit(
     compared as a reader would, each with `baseline` where one is named. `passive_below` is the return below which an
     episode without cost counts as passive.
     """
+    if passive_below is not None and not math.isfinite(passive_below):
+        raise InputError(f"passive_below is {passive_below}; expected a finite return")
+    # A shell's runs/* names the claims among the runs.
+    files = [Path(path) for path in paths if Path(path).name == CLAIMS and Path(path).is_file()]
+    paths = [path for path in paths if Path(path) not in files]
+    if claims is None and len(files) == 1:
+        claims = files[0]
     sources, unreadable = open_arms(paths)
-    if isinstance(claims, Path):
-        claims = load_claims(claims)
+    if isinstance(claims, Path | str):
+        claims = load_claims(Path(claims))
     elif claims is None:
         claims = _claims_beside(paths)
     arms = arms_of([read_record(source) for source in sources])
@@ -82,6 +90,8 @@ def _look(
         yield from check_signal(arm, resamples=resamples)
         yield from check_evaluated_return(arm)
     yield from check_copies(arms)
+    if len(arms) > 1 and not compared:
+        yield Unchecked(("unmatched-arms",), "all arms", "no two of them share an environment, so nothing is compared")
     for comparison in compared:
         yield from check_comparison(comparison)
         yield from check_matched_evaluation(comparison)

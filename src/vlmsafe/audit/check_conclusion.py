@@ -17,9 +17,13 @@ from vlmsafe.audit.outcomes import against, values_of
 from vlmsafe.audit.records import Arm
 
 STRONG = 0.8
-"""A correlation of cost with distance over runs or episodes from which it counts; over arms it must be 0.9."""
+"""A correlation of cost with distance from which it counts."""
+CHANCE = 0.005
+"""How probable it may be, over runs or arms, if there is none."""
 PASSIVE_SHARE = 0.2
 """Share of an arm's episodes that may cost nothing and achieve nothing."""
+PASSIVE_RUN = 0.8
+"""The same of a single run."""
 PASSIVE_BELOW = {"metadrive": 20.0, "formula-one": 1.0}
 """Environment returns below which an episode is passive, by family: the paper's, and a tenth of a stage's reward."""
 _BONUS_WINDOW = 10
@@ -29,29 +33,30 @@ _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
     """A return with the bonus in it says how much bonus there was."""
     arms = comparison.first, comparison.second
-    bonus = [_mean(arm, "bonus") for arm in arms]
-    if not any(bonus):
+    if not any(run.has_signal and run.config.signal.reward_weight > 0.0 for arm in arms for run in arm.runs):
         return
-    own = [value for arm in arms if (value := _mean(arm, "env_return")) is not None]
-    if len(own) < 2:
-        return
-    shaped = [_mean(arm, "shaped_return") for arm in arms]
-    logged = [plain if value is None else value for value, plain in zip(shaped, own, strict=True)]
-    gaps = [values[0] - values[1] for values in (logged, own)]
     claimed = comparison.claim.outcome == "shaped_return"
-    if claimed or _reversed(comparison):
-        yield Finding(
-            "shaped-return",
-            comparison.where,
-            (
-                *(("the comparison is claimed on the logged return",) if claimed else ()),
-                f"logged return {against(logged)}, a difference of {gaps[0]:.4g}",
-                f"of it bonus {against([value or 0.0 for value in bonus])}",
-                f"environment return {against(own)}, a difference of {gaps[1]:.4g}",
+    if not claimed and not _reversed(comparison):
+        return
+    means = {name: [_mean(arm, name) for arm in arms] for name in ("shaped_return", "bonus", "env_return")}
+    for place, plain in enumerate(means["env_return"]):
+        if means["shaped_return"][place] is None:  # an arm without a signal logs its environment return
+            means["shaped_return"][place] = plain
+    words = {"shaped_return": "logged return", "bonus": "of it bonus", "env_return": "environment return"}
+    known = {name: [value or 0.0 for value in pair] for name, pair in means.items() if any(v is not None for v in pair)}
+    yield Finding(
+        "shaped-return",
+        comparison.where,
+        (
+            *(("the comparison is claimed on the logged return, which contains the bonus",) if claimed else ()),
+            *(
+                f"{words[name]} {against(pair)}, a difference of {pair[0] - pair[1]:.4g}"
+                for name, pair in known.items()
             ),
-            "compare the environment's return (env_return), best from an evaluation: it has no bonus",
-            {"logged": logged, "environment": own, "bonus": bonus, "claimed": claimed},
-        )
+        ),
+        "compare the environment's return (env_return), best from an evaluation: it has no bonus",
+        {**means, "claimed": claimed},
+    )
 
 
 def check_evaluated_return(arm: Arm) -> Iterator[Finding]:
@@ -121,12 +126,17 @@ def check_distance(env: str, arms: Sequence[Arm]) -> Iterator[Finding | Unchecke
         episodes = _tables(arms, protocol)
         if episodes is None:
             continue
-        columns = [name for name in _DISTANCES if name in episodes.columns]
-        if not columns:
+        columns = [name for name in (*_DISTANCES, "length") if name in episodes.columns]
+        if not set(columns) & set(_DISTANCES):
             yield Unchecked(("cost-tracks-distance",), f"{env}, '{protocol}'", "its evaluation has no path or progress")
+        if not columns:
             continue
-        table = cost_correlations(episodes, columns)
-        strong = [row for row in table.iter_rows(named=True) if _tracks(row)]
+        within = episodes.with_columns((pl.col(name) - pl.col(name).mean().over("arm")) for name in ("cost", *columns))
+        tables = [cost_correlations(episodes, columns)]
+        if episodes["arm"].n_unique() > 1:
+            alone = cost_correlations(within, columns).filter(level="episodes")
+            tables.append(alone.with_columns(level=pl.lit("episodes within arms")))
+        strong = [row for row in pl.concat(tables).iter_rows(named=True) if _tracks(row)]
         if strong:
             yield Finding(
                 "cost-tracks-distance",
@@ -143,18 +153,16 @@ def check_distance(env: str, arms: Sequence[Arm]) -> Iterator[Finding | Unchecke
 
 
 def _tracks(row: dict[str, Any]) -> bool:
-    """Strong, and more than few points give by chance."""
-    r, n = row["pearson"], row["n"]
-    if r is None:
+    """Strong, by value or by rank, and more than few points give by chance."""
+    if row["pearson"] is None:
         return False
-    if row["level"] == "episodes":
+    r, n = max(row["pearson"], row["spearman"]), row["n"]
+    if row["level"].startswith("episodes"):
         return n >= 30 and bool(r >= STRONG)
-    if row["level"] == "arms":
-        return n >= 4 and bool(r >= 0.9)
-    if n < 5 or r < STRONG:
+    if n < 4 or r < STRONG:
         return False
     t = r * np.sqrt((n - 2) / max(1e-12, 1 - r * r))
-    return bool(stats.t.sf(t, n - 2) < 0.005)
+    return bool(stats.t.sf(t, n - 2) < CHANCE)
 
 
 def passive_threshold(env: str, arms: Sequence[Arm], protocol: str, given: float | None) -> float | None:
@@ -175,18 +183,23 @@ def passive_threshold(env: str, arms: Sequence[Arm], protocol: str, given: float
     return best / 5 if best is not None and best > 0 else None
 
 
-def check_passive(env: str, arms: Sequence[Arm], below: float | None) -> Iterator[Finding]:
+def check_passive(env: str, arms: Sequence[Arm], below: float | None) -> Iterator[Finding | Unchecked]:
     """Arms whose low cost comes from episodes in which nothing happened."""
     for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
         episodes, threshold = _tables(arms, protocol), passive_threshold(env, arms, protocol, below)
-        if episodes is None or threshold is None:
+        if episodes is None:
+            continue
+        if threshold is None:
+            yield Unchecked(
+                ("passive-policy",), f"{env}, '{protocol}'", "no return is known to be too low; pass --passive-below"
+            )
             continue
         table = passive_episodes(episodes, threshold)
         rates = {row["arm"]: row["rate"] for row in table.iter_rows(named=True) if row["run"] is None}
         for arm, rate in rates.items():
-            if rate < PASSIVE_SHARE:
-                continue
             seeds = [row for row in table.iter_rows(named=True) if row["arm"] == arm and row["run"] is not None]
+            if rate < PASSIVE_SHARE and all(row["rate"] < PASSIVE_RUN for row in seeds):
+                continue
             worst = [f"{row['run']} ({row['rate']:.0%})" for row in sorted(seeds, key=lambda row: -row["rate"])[:3]]
             others = [f"{other} {other_rate:.1%}" for other, other_rate in rates.items() if other != arm]
             yield Finding(

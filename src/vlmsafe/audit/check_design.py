@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vlmsafe.audit.claims import Claims, Comparison
-from vlmsafe.audit.findings import Finding, counted, listed
+from vlmsafe.audit.findings import Finding, Severity, counted, listed
 from vlmsafe.audit.outcomes import smallest_p
 from vlmsafe.audit.records import PROMPTS, Arm, RunRecord
 from vlmsafe.audit.settings import differences, infer_about, unnamed
@@ -50,6 +50,9 @@ def _prompts(a: RunRecord, b: RunRecord) -> list[str]:
     return []
 
 
+_TRAINING = "training records"
+
+
 def check_copies(arms: Sequence[Arm]) -> Iterator[Finding]:
     """Runs with equal records. Equal seeds may give equal runs where a setting has no effect; others never do."""
     seen: dict[tuple[str, str], list[RunRecord]] = {}
@@ -75,15 +78,17 @@ def check_copies(arms: Sequence[Arm]) -> Iterator[Finding]:
                 "find out whether the setting under test reaches the learner; on an environment without cost some "
                 "methods are the same" if same_seed else "one of them is a copy: train it again",
                 {"runs": [str(one.source.run.path), str(other.source.run.path)]},
+                None if kind.endswith(_TRAINING) else Severity.WARNING,
             )  # fmt: skip
 
 
 def _digests(run: RunRecord) -> Iterator[tuple[str, str]]:
     returns = [row.get("env_return") for row in run.epochs]
     if len({value for value in returns if value is not None}) > 1:
-        yield "training records", _digest([(row.get("env_return"), row.get("episode_cost")) for row in run.epochs])
+        yield _TRAINING, _digest([(row.get("env_return"), row.get("episode_cost")) for row in run.epochs])
     for name, table in run.evaluations.items():
-        if {"env_return", "cost"} <= set(table.columns) and table["env_return"].n_unique() > 1:
+        # Policies that stand still may well have equal evaluations: nothing happens to any of them.
+        if {"env_return", "cost"} <= set(table.columns) and table["cost"].n_unique() > 1:
             yield f"'{name}' evaluations", _digest(table.select("env_return", "cost").rows())
 
 
@@ -120,6 +125,10 @@ def _unmatched(comparison: Comparison) -> Iterator[Finding]:
                 "unnamed": [vars(d) for d in unnamed(found, about)],
                 "all": [vars(d) for d in found],
             },
+            # Nobody said that two arms with signals are to be compared: it is what would be wrong if they were.
+            Severity.WARNING
+            if not claim.stated and comparison.first.has_signal and comparison.second.has_signal
+            else None,
         )
 
 
@@ -147,26 +156,28 @@ def _power(comparison: Comparison) -> Iterator[Finding]:
         return
     sizes = len(comparison.first.runs), len(comparison.second.runs)
     paired = len(comparison.first.matched_by.keys() & comparison.second.matched_by.keys())
+    fewest = paired if claim.test in ("paired-t", "sign-flip") else min(sizes)
+    side = "two-sided" if claim.sides == "two-sided" else f"one-sided ({claim.sides})"
     smallest = smallest_p(claim, *sizes, paired)
     if smallest is not None and smallest >= claim.alpha:
         yield Finding(
             "too-few-seeds",
             comparison.where,
             (
-                f"{sizes[0]} against {sizes[1]} runs: the smallest p that the {claim.sides} {claim.test} test can give "
+                f"{sizes[0]} against {sizes[1]} runs: the smallest p that the {side} {claim.test} test can give "
                 f"is {smallest:.3g}, not below {claim.alpha:g}, whatever the runs show"
                 + ("" if claim.stated else " (no test was claimed; this one is supposed)"),
             ),
             f"train {_needed(comparison)} seeds per arm, or claim no significance",
             {"smallest_p": smallest, "alpha": claim.alpha, "runs": list(sizes), "test": claim.test},
         )
-    elif smallest is None and min(sizes) < 3:
+    elif smallest is None and fewest < 3:
         yield Finding(
             "too-few-seeds",
             comparison.where,
             (
-                f"{sizes[0]} against {sizes[1]} runs: a {claim.test} over fewer than three runs rests on a spread that "
-                "is hardly known",
+                f"{sizes[0]} against {sizes[1]} runs, {paired} of them paired: a {claim.test} over fewer than three "
+                "rests on a spread that is hardly known",
             ),
             "train at least four seeds per arm",
             {"runs": list(sizes), "test": claim.test},

@@ -14,13 +14,15 @@ from vlmsafe.audit.records import Arm, RunRecord
 from vlmsafe.evaluation.protocols import PROTOCOLS
 
 
-def check_evaluations(arm: Arm) -> Iterator[Finding]:
+def check_evaluations(arm: Arm) -> Iterator[Finding | Unchecked]:
     """The evaluations of one arm, by protocol."""
     for protocol in sorted({name for run in arm.runs for name in run.evaluations}):
         runs = [run for run in arm.runs if protocol in run.evaluations]
         where = f"{arm.env}: {arm.name}, '{protocol}'"
         yield from _checkpoints(runs, protocol, where)
         yield from _training_scenarios(runs, protocol, where)
+        if not any({"scenario", "in_training_pool"} & set(run.evaluations[protocol].columns) for run in runs):
+            yield Unchecked(("evaluated-on-training-scenarios",), where, "its tables do not name scenarios")
         yield from _repeated(runs, protocol, where)
         yield from _verdicts(runs, protocol, where)
         known = PROTOCOLS.get(protocol)
@@ -76,6 +78,9 @@ def _training_scenarios(runs: Sequence[RunRecord], protocol: str, where: str) ->
         scenarios = _column(table, "scenario")
         flagged = set(table.filter("in_training_pool")["scenario"].to_list()) if _flagged(table) else set()
         inside = {index for index in scenarios if index in pool} | flagged
+        if not scenarios and "in_training_pool" in table.columns:  # which ones is not known, how many episodes is
+            scenarios = list(range(-len(table), 0))
+            inside = set(scenarios[: int(table["in_training_pool"].sum())])
         drawn = {row["scenario"] for row in run.episodes if row.get("scenario") is not None}
         visited = drawn & set(scenarios)
         if inside or visited:
@@ -119,7 +124,8 @@ def _repeated(runs: Sequence[RunRecord], protocol: str, where: str) -> Iterator[
         stochastic = "deterministic" in table.columns and not table["deterministic"].all()
         if "scenario" not in keys or stochastic or not run.config.spec.seeds_honoured:
             continue
-        distinct = table.select(keys).n_unique()
+        table = table.drop_nulls("scenario")
+        distinct = table.select(keys).n_unique() if len(table) else 0
         if distinct < len(table):
             found[run.name] = (distinct, len(table))
     if found:
@@ -146,6 +152,8 @@ def _verdicts(runs: Sequence[RunRecord], protocol: str, where: str) -> Iterator[
             wrong = int((inside != table["in_training_pool"]).sum())
             if wrong:
                 lines.append(f"{run.name}: 'in_training_pool' is wrong for {counted(wrong, 'episode')}")
+        if "cost" in table.columns and (table["cost"] < 0.0).any():
+            lines.append(f"{run.name}: a cost is negative")
         for column, limit in (("violation", budget), ("catastrophe", CATASTROPHE * budget)):
             if {column, "cost"} <= set(table.columns) and used in ([], [budget]):
                 wrong = int((table[column] != (table["cost"] > limit)).sum())
@@ -168,6 +176,14 @@ def check_matched_evaluation(comparison: Comparison) -> Iterator[Finding | Unche
     """Two arms: were they evaluated at all, and alike?"""
     runs = (*comparison.first.runs, *comparison.second.runs)
     protocols = sorted({name for run in runs for name in run.evaluations})
+    claimed = comparison.claim.source
+    if claimed not in ("auto", "training", *protocols):
+        yield Finding(
+            "missing-evaluation",
+            f"{comparison.where}, '{claimed}'",
+            (f"the comparison is claimed on '{claimed}', which no run has",),
+            f"evaluate the runs with: vlmsafe evaluate RUN --protocol {claimed}",
+        )
     if not protocols:
         yield Unchecked(
             ("evaluated-on-training-scenarios", "cost-tracks-distance", "passive-policy", "evaluations-differ"),
@@ -222,7 +238,7 @@ def _alike(comparison: Comparison, protocol: str, arms: Sequence[Sequence[RunRec
         lines.append(
             f"traffic: {len(traffic[0] & traffic[1])} of {len(traffic[0] | traffic[1])} traffic seeds are shared"
         )
-    for column in ("budget", "deterministic"):
+    for column in ("deterministic",) if "budget" in comparison.claim.about else ("budget", "deterministic"):
         values = sets(column)
         if values[0] != values[1] or len(values[0]) > 1:
             lines.append(

@@ -51,8 +51,8 @@ def check_few_episodes(comparison: Comparison) -> Iterator[Finding]:
     after = judge(comparison.claim, sides[0], sides[1])
     if after is None:
         return
-    shrunk = after.difference * np.sign(before.difference) <= 0.2 * abs(before.difference)
-    if before.decided == after.decided and not shrunk:
+    left = float(after.difference * np.sign(before.difference) / abs(before.difference)) if before.difference else 1.0
+    if left > (0.2 if before.decided == after.decided else 0.5):
         return
     yield Finding(
         "few-episodes-decide",
@@ -75,7 +75,7 @@ def check_windows(comparison: Comparison) -> Iterator[Finding]:
     runs = (*comparison.first.runs, *comparison.second.runs)
     for outcome in outcomes:
         asked = dataclasses.replace(comparison, claim=dataclasses.replace(comparison.claim, outcome=outcome))
-        recorded = min(run.epochs_recorded for run in runs)
+        recorded = min((run.epochs_recorded for run in runs if run.epochs_recorded), default=0)
         fitting: list[Window] = [window for window, size in WINDOWS.items() if size <= recorded]
         by_window = {str(window): verdict(asked, "training", window) for window in fitting}
         yield from _hangs_on(

@@ -44,8 +44,11 @@ def _complete(run: RunRecord, where: str) -> Iterator[Finding]:
             "train it again: whatever is evaluated from it is the initial policy",
             data,
         )
-    # Without any checkpoint, which some people delete, the record says how far a run came.
+    # Without any checkpoint, which some people delete, the record says how far a run came, or its evaluation does.
     reached = recorded if saved is None else min(saved, recorded)
+    if saved is None and not recorded:
+        tables = [table for table in run.evaluations.values() if "checkpoint_epoch" in table.columns]
+        reached = max((int(table["checkpoint_epoch"].drop_nulls().max() or 0) for table in tables), default=0)  # type: ignore[arg-type]
     if reached < due:
         last = f"; its last checkpoint is of epoch {saved}" if saved is not None and saved != recorded else ""
         yield Finding(

@@ -86,6 +86,8 @@ def _term(arm: Arm) -> Iterator[Finding]:
         if pair[0].largest_change <= INERT * max(pair[1], 1e-9) and not pair[0].sign_reversals
     }
     if still and len(still) == len(summaries):
+        if max(value for _, value in still.values()) <= 0.0:
+            return  # lambda never rose: the constraint did not bind, and no term of this sign could have shown
         change = max(summary.largest_change for summary, _ in still.values())
         largest = max(value for _, value in still.values())
         terms = max(summary.largest_term for summary, _ in still.values())
@@ -195,21 +197,12 @@ def _traces(arm: Arm, resamples: int) -> Iterator[Finding | Unchecked]:
 def _judged(arm: Arm, protocol: str, steps: pl.DataFrame, resamples: int) -> Iterator[Finding | Unchecked]:
     where = f"{arm.env}: {arm.name}, '{protocol}'"
     if "negative" not in steps.columns:
-        yield Unchecked(("no-lead-time", "constant-score"), where, "its trace has no score of one unnamed scorer")
+        yield Unchecked(("no-lead-time", "constant-score"), where, "its trace has several scorers")
         return
     require_trace(steps, "audit", "", ("negative",))
-    scores = steps.filter("scored")["negative"].drop_nulls().to_numpy()
-    spread = float(np.std(scores)) if len(scores) else 0.0
-    if spread < HARDLY:
-        yield Finding(
-            "constant-score",
-            where,
-            (f"c_vlm has a standard deviation of {spread:.2g} over {len(scores)} frames, mean {scores.mean():.3f}",),
-            "choose prompts, or a scorer, that tell these frames apart",
-            {"std": spread},
-        )
     onsets = _onsets(steps)
     if onsets < FEWEST_ONSETS:
+        yield from _varies(steps, where)
         yield Unchecked(
             ("no-lead-time",), where, f"{counted(onsets, 'onset')} of contact; at least {FEWEST_ONSETS} needed"
         )
@@ -226,7 +219,8 @@ def _judged(arm: Arm, protocol: str, steps: pl.DataFrame, resamples: int) -> Ite
         resamples=resamples,
     )
     if passes(table):
-        return
+        return  # a score that warns may vary as little as it likes
+    yield from _varies(steps, where)
     remark: tuple[str, ...] = ()
     if "hazard" in signals and not passes(table, "hazard"):
         remark = ("the simulator's own hazard fails the test on these episodes too: no score could have met it here",)
@@ -238,6 +232,19 @@ def _judged(arm: Arm, protocol: str, steps: pl.DataFrame, resamples: int) -> Ite
         "other prompts on the same trace before training again",
         {"auc": table.to_dicts(), "onsets": onsets},
     )
+
+
+def _varies(steps: pl.DataFrame, where: str) -> Iterator[Finding]:
+    scores = steps.filter("scored")["negative"].drop_nulls().to_numpy()
+    spread = float(np.std(scores)) if len(scores) else 0.0
+    if spread < HARDLY:
+        yield Finding(
+            "constant-score",
+            where,
+            (f"c_vlm has a standard deviation of {spread:.2g} over {len(scores)} frames, mean {scores.mean():.3f}",),
+            "choose prompts, or a scorer, that tell these frames apart",
+            {"std": spread},
+        )
 
 
 _NAMES = {"negative": "c_vlm", CONTROL: "step index"}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vlmsafe.audit.records import Arm
+from vlmsafe.audit.settings import differences, factors_of, named_pattern
 from vlmsafe.config_yaml import from_dict, read_yaml
 from vlmsafe.errors import InputError, unknown_name
 
@@ -61,6 +62,12 @@ class Claims:
     correction: Literal["none", "bonferroni", "holm"] = "none"
     """What was done about testing several times."""
 
+    def corrected(self) -> list[Claim]:
+        """The claims with the level that a test has to meet: of Holm's, the strictest, which comes first."""
+        tests = sum(claim.test != "none" for claim in self.comparisons)
+        share = 1 if self.correction == "none" else max(1, tests)
+        return [dataclasses.replace(claim, alpha=claim.alpha / share) for claim in self.comparisons]
+
 
 def load_claims(path: Path) -> Claims:
     """The claims in a YAML file."""
@@ -79,9 +86,20 @@ def load_claims(path: Path) -> Claims:
     return Claims(tuple(_claim(entry, f"{path}, comparison {i}") for i, entry in enumerate(entries, 1)), correction)
 
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "outcome": get_args(Outcome), "test": get_args(Test), "sides": get_args(Sides), "window": get_args(Window),
+}  # fmt: skip
+
+
 def _claim(entry: Any, source: str) -> Claim:
     if not isinstance(entry, Mapping) or not {"first", "second"} <= set(entry):
         raise InputError(f"{source}: expected 'first' and 'second', the names of two arms; got {entry!r}")
+    known = [field.name for field in dataclasses.fields(Claim) if field.name != "stated"]
+    for name, value in entry.items():
+        if name not in known:
+            raise InputError(f"{source}: {unknown_name('entry', str(name), known)}")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise InputError(f"{source}: {unknown_name(name, str(value), _CHOICES[name])}")
     if isinstance(entry.get("about"), str):
         entry = {**entry, "about": [entry["about"]]}
     claim = from_dict(entry, Claim("", ""), source)
@@ -89,6 +107,7 @@ def _claim(entry: Any, source: str) -> Claim:
         raise InputError(f"{source}: an arm cannot be compared with itself, '{claim.first}'")
     if not 0.0 < claim.alpha < 1.0:
         raise InputError(f"{source}: alpha is {claim.alpha}; it must lie between 0 and 1")
+    named_pattern(claim.about)  # an error where it cannot be about this
     return claim
 
 
@@ -114,7 +133,9 @@ def comparisons(
 ) -> list[Comparison]:
     """What is compared with what: the claims, or what a reader would suppose."""
     if claims is not None and claims.comparisons:
-        return [found for claim in claims.comparisons for found in _resolve(claim, arms)]
+        if baseline is not None:
+            raise InputError("both claims and a baseline say what is compared; drop --baseline, or the claims")
+        return [found for claim in claims.corrected() for found in _resolve(claim, arms)]
     found = []
     for env in dict.fromkeys(env for env, _ in arms):
         own = [arm for (place, _), arm in arms.items() if place == env]
@@ -155,14 +176,25 @@ def _pairs(arms: Sequence[Arm], baseline: str | None) -> list[tuple[Arm, Arm]]:
         for arm in signalled:
             same = [other for other in plain if _algorithm(other) == _algorithm(arm)]
             pairs += [(arm, other) for other in same or plain]
-        return pairs
+        return pairs + _neighbours(signalled)
     if len(arms) <= _ALL_PAIRS:
         return [(b, a) for a, b in itertools.combinations(arms, 2)]
-    return [(arm, arms[0]) for arm in arms[1:]]
+    return _neighbours(arms)
+
+
+def _neighbours(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
+    """Each arm with the one before it that it differs least from, as in a sweep or a chain of ablations."""
+    pairs = []
+    for place, arm in enumerate(arms[1:], 1):
+        others = [other for other in arms[:place] if _algorithm(other) == _algorithm(arm)]
+        if others:
+            pairs.append((arm, min(others, key=lambda other: _distance(arm, other))))
+    return pairs
+
+
+def _distance(one: Arm, other: Arm) -> int:
+    return factors_of(differences(one.first.settings, other.first.settings))
 
 
 def _algorithm(arm: Arm) -> str:
     return arm.first.config.learner.algorithm
-
-
-OUTCOMES: tuple[str, ...] = get_args(Outcome)

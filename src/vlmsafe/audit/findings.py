@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
@@ -129,8 +130,8 @@ class Audit:
         return {finding.code for finding in self.findings}
 
     def to_dict(self) -> dict[str, Any]:
-        """For programs; plain values only."""
-        return {
+        """For programs; plain values only, and null for numbers that are not finite."""
+        document = {
             "runs": self.runs,
             "arms": list(self.arms),
             "comparisons": list(self.comparisons),
@@ -138,6 +139,17 @@ class Audit:
             "findings": [finding.to_dict() for finding in self.findings],
             "unchecked": [asdict(entry) for entry in self.unchecked],
         }
+        return {name: _plain(value) for name, value in document.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
 
 def listed(names: Sequence[object], most: int = 6) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from vlmsafe.analysis.exact_tests import (
     permutation_test,
+    sampled_permutation_test,
     sign_flip_test,
     smallest_permutation_p,
     smallest_sign_flip_p,
@@ -22,6 +23,7 @@ from vlmsafe.audit.claims import WINDOWS, Claim, Comparison, Outcome, Window
 from vlmsafe.audit.records import Arm, RunRecord
 from vlmsafe.errors import InputError
 
+_COUNTABLE = 40  # runs of both arms together, whose splits are counted in less than a second
 Values = Mapping[int | str, float]
 
 WORDS: dict[Outcome, str] = {
@@ -151,11 +153,14 @@ def judge(claim: Claim, first: Values, second: Values) -> Verdict | None:
 
 def _tested(claim: Claim, first: Values, second: Values) -> tuple[float | None, str]:
     a, b = list(first.values()), list(second.values())
-    if claim.test in ("bootstrap", "none"):
+    if claim.test == "none":
+        return 1.0, "no test"  # nothing is decided by a test that was not made
+    if claim.test == "bootstrap":
         return None, ""
     if claim.test == "permutation":
-        result = permutation_test(a, b, claim.sides)
-        return float(result.p), f"p = {result}"
+        test = permutation_test if len(a) + len(b) <= _COUNTABLE else sampled_permutation_test
+        result = test(a, b, claim.sides)
+        return float(result.p), f"p = {result if result.exact else format(float(result.p), '.2g')}"
     if claim.test == "welch":
         p = _one_sided(welch_t_test(a, b), claim.sides)
         return p, f"p = {p:.2g}"

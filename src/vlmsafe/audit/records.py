@@ -113,7 +113,7 @@ def read_record(source: ArmRun) -> RunRecord:
             name = path.stem.split("-epoch-")[0]
             if path.stem.endswith("-frames") or path.stem.startswith("trace-"):
                 continue
-            table = attempt(lambda path=path: pl.read_parquet(path), None)
+            table = attempt(lambda path=path: _typed(pl.read_parquet(path, glob=False), path), None)
             if table is not None and len(table):
                 found[name] = table
         return found
@@ -135,17 +135,59 @@ def read_record(source: ArmRun) -> RunRecord:
     document = attempt(lambda: read_yaml(run.path / "config.yaml"), {})
     return RunRecord(
         source,
-        epochs=attempt(lambda: run.rows("epochs"), []),
-        episodes=attempt(lambda: run.rows("episodes"), []),
+        epochs=attempt(lambda: _numeric(run.rows("epochs"), _EPOCH_FIGURES, run.path / "epochs.jsonl"), []),
+        episodes=attempt(lambda: _numeric(run.rows("episodes"), _EPISODE_FIGURES, run.path / "episodes.jsonl"), []),
         evaluations=tables(run.evaluations),
         traces=tables(run.path / "traces"),
         events=attempt(run.events, []),
-        recorded=document.get("recorded") or {},
+        recorded=_mapping(document.get("recorded")),
         saved=saved,
         trained_with=attempt(trained_with, None),
         prompts=attempt(prompts, None),
         problems=problems,
     )
+
+
+_EPOCH_FIGURES = (
+    "epoch", "episodes", "env_return", "shaped_return", "bonus", "episode_cost", "budget", "multiplier",
+    "signal_multiplier", "negative_score", "positive_score", "kappa",
+)  # fmt: skip
+_EPISODE_FIGURES = ("epoch", "scenario", "cost", "return", "kappa")
+_NUMBERS = ("cost", "env_return", "length", "negative", "positive", "margin", "kappa", "hazard", "budget")
+_WHOLE = ("episode", "scenario", "step", "checkpoint_epoch")
+_FLAGS = ("violation", "catastrophe", "in_training_pool", "deterministic", "scored")
+
+
+def _numeric(rows: list[Row], names: Sequence[str], path: Path) -> list[Row]:
+    """Rows that have an epoch, and numbers or nothing where numbers belong."""
+    for place, row in enumerate(rows, 1):
+        if not isinstance(row.get("epoch"), int):
+            raise RunError(f"{path} is damaged: row {place} has no epoch")
+        for name in names:
+            if not isinstance(row.get(name), int | float | None):
+                raise RunError(f"{path} is damaged: {name} of row {place} is {row[name]!r}, not a number")
+    return rows
+
+
+def _typed(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """A table whose columns, where it has them, are of the kind that everyone expects."""
+    for names, kind, word in ((_NUMBERS, pl.Float64, "numbers"), (_WHOLE, pl.Int64, "whole numbers")):
+        for name in names:
+            if name in table.columns and not (table[name].dtype.is_numeric() or table[name].dtype == pl.Null):
+                raise RunError(f"{path}: {name} is {table[name].dtype}, not {word}")
+        table = table.with_columns(pl.col(name).cast(kind) for name in names if name in table.columns)
+    for name in _FLAGS:
+        if name in table.columns and not (table[name].dtype.is_integer() or table[name].dtype in (pl.Boolean, pl.Null)):
+            raise RunError(f"{path}: {name} is {table[name].dtype}, not true or false")
+    return table.with_columns(pl.col(name).cast(pl.Boolean) for name in _FLAGS if name in table.columns)
+
+
+def _mapping(value: Any) -> Row:
+    """What was recorded about a run's surroundings, as far as it has the form of it."""
+    if not isinstance(value, dict):
+        return {}
+    packages = value.get("packages")
+    return {**value, "packages": packages if isinstance(packages, dict) else {}}
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlmsafe.config import TrainConfig
+from vlmsafe.config_yaml import flatten, to_dict
 from vlmsafe.errors import InputError
 
 Settings = Mapping[str, Any]
 ABSENT = "-"
+_KNOWN = tuple(flatten(to_dict(TrainConfig())))
 
 _PLACE = ("env", "method", "seed", "run_dir")
 # Results do not depend on these: where and how often something is saved, and how fast it is computed.
@@ -36,14 +39,13 @@ FACTORS: dict[str, str] = {
     "multiplier term": r"multiplier\.signal_.*",
     "cost route": r"signal\.(cost_weight|reference)",
     "own multiplier": r"signal\.multiplier\..*",
-    "learner": r"learner\.(algorithm|variant|focops_.*|p3o_.*|cg_.*|line_search_.*|clip_ratio|actor_lr|lr_decay"
-    r"|kl_early_stop)|multiplier\.(?!signal_).*",
+    "learner": r"learner\.(algorithm|variant|focops_.*|p3o_.*|cg_.*|line_search_.*)|multiplier\.(kind|pid_.*)",
     "multiplier": r"multiplier\.(?!signal_).*",
 }
 """What a comparison can be about, by name, and the settings that belong to it."""
 
 _PARTS_OF_SIGNAL = (
-    "scorer", "prompts", "rule", "gate", "query period", "bonus", "multiplier term", "cost route", "own multiplier",
+    "scorer", "prompts", "rule", "gate", "bonus", "multiplier term", "cost route", "own multiplier", "query period",
 )  # fmt: skip
 # Under which arms are compared: never what a comparison is about unless it says so.
 CONDITIONS = (
@@ -69,6 +71,8 @@ def effective(settings: Settings) -> dict[str, Any]:
             return signal and _signal_counts(name, settings)
         if name.startswith("multiplier.pid_"):
             return multiplier == "pid"
+        if name == "multiplier.learning_rate" and multiplier == "pid":
+            return False
         if name.startswith("multiplier.") and name != "multiplier.kind":
             return multiplier != "none"
         return True
@@ -117,15 +121,12 @@ def named_pattern(about: Iterable[str]) -> str:
     """The settings that a comparison about these things may differ in."""
     parts = []
     for word in about:
-        if word in FACTORS:
-            parts.append(FACTORS[word])
-        elif re.fullmatch(r"[a-z_]+(\.[a-z_]+)*", word):
-            parts.append(rf"{re.escape(word)}(\..*)?")
-        else:
+        if word not in FACTORS and not any(name == word or name.startswith(f"{word}.") for name in _KNOWN):
             raise InputError(
                 f"a comparison cannot be about '{word}'; expected {', '.join(FACTORS)}, or a setting such as "
                 "learner.gamma"
             )
+        parts.append(FACTORS.get(word, rf"{re.escape(word)}(\..*)?"))
     return "|".join(parts) or "(?!)"
 
 
@@ -150,4 +151,28 @@ def infer_about(found: Sequence[Difference]) -> list[str]:
 def unnamed(found: Sequence[Difference], about: Sequence[str]) -> list[Difference]:
     """The differences that a comparison about these things does not account for."""
     pattern = named_pattern(about)
-    return [difference for difference in found if not re.fullmatch(pattern, difference.setting)]
+    names = {difference.setting for difference in found}
+
+    def follows(difference: Difference) -> bool:
+        """Whether it comes with what is compared: a learner's own settings, and prompts that only one scorer reads."""
+        one_sided = ABSENT in (difference.first, difference.second)
+        if "learner" in about and one_sided and re.match(r"learner\.|multiplier\.(?!signal_)", difference.setting):
+            return True
+        unread = None in (difference.first, difference.second)
+        return difference.setting == "signal.prompts" and unread and "signal.scorer" in names and "scorer" in about
+
+    return [
+        difference for difference in found if not re.fullmatch(pattern, difference.setting) and not follows(difference)
+    ]
+
+
+def factors_of(found: Sequence[Difference]) -> int:
+    """How many things two arms differ in, for finding the arm that is nearest to another."""
+    about = infer_about(found)
+    rest = unnamed(found, about)
+    return bool(about) + len({_factor(difference.setting) for difference in rest})
+
+
+def _factor(setting: str) -> str:
+    parts = (*_PARTS_OF_SIGNAL, "learner")
+    return next((factor for factor in parts if re.fullmatch(FACTORS[factor], setting)), setting)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -113,7 +114,7 @@ def _arms(result: Audit) -> Iterator[Table]:
             cost = figure(row, "cost", ".2f")
             over = row["cost"] is not None and row["cost"] > row["budget"]
             table.add_row(
-                row["arm"],
+                escape(row["arm"]),
                 row["source"],
                 str(len(row["seeds"])),
                 f"[red]{cost}[/]" if over else cost,

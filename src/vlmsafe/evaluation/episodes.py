@@ -120,7 +120,7 @@ def _held(path: Path, plan: Plan) -> dict[int, Row]:
     """The table's episodes by number, as far as they can be used; an error where writing would lose some."""
     if not path.exists():
         return {}
-    table = pl.read_parquet(path)
+    table = pl.read_parquet(path, glob=False)
     if len(table) > plan.episodes and table["checkpoint_epoch"][0] == plan.checkpoint.epoch:
         raise InputError(
             f"{path} already holds {len(table)} episodes of this checkpoint, more than the {plan.episodes} asked "

@@ -147,7 +147,7 @@ def _table(folder: Path, protocol: str | None) -> Path | None:
 
 def _read(path: Path) -> pl.DataFrame:
     try:
-        return pl.read_parquet(path)
+        return pl.read_parquet(path, glob=False)
     except (pl.exceptions.ComputeError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{path} cannot be read as Parquet: {reason}") from error

@@ -25,8 +25,8 @@ class ArmRun:
 def open_arms(paths: Sequence[Path | str]) -> tuple[list[ArmRun], list[str]]:
     """The runs in these directories, or under them, and a line about each that cannot be read.
 
-    The arm of `.../<arm>/seed-<n>` is the name of its folder, which may tell apart settings of one method; of a run in
-    any other directory it is the method. Runs that were given twice count once.
+    The arm of `<arm>/seed-<n>`, `<arm>/<n>`, `seed-<n>/<arm>` and `<arm>-seed-<n>` is in the name, which may tell apart
+    settings of one method; of a run in any other directory it is the method. Runs that were given twice count once.
     """
     runs: dict[Path, Run] = {}
     problems: list[str] = []
@@ -40,20 +40,33 @@ def open_arms(paths: Sequence[Path | str]) -> tuple[list[ArmRun], list[str]]:
             if not found and not unreadable:
                 raise InputError(f"{path} holds no run: nothing under it has a config.yaml")
             problems += unreadable
-        runs |= {run.path.resolve(): run for run in found}
-    labelled = [(_arm(place, run), place, run) for place, run in sorted(runs.items())]
+        for run in found:
+            runs.setdefault(run.path.resolve(), run)
+    ordered = sorted(runs.values(), key=lambda run: run.path.absolute())
+    labelled = [(*_label(run.path.absolute(), run), run) for run in ordered]
     counts: dict[tuple[str, str, str], int] = {}
-    for arm, place, run in labelled:
-        key = (run.config.env, arm, place.name)
+    for arm, name, run in labelled:
+        key = (run.config.env, arm, name)
         counts[key] = counts.get(key, 0) + 1
     return [
-        ArmRun(env := run.config.env, arm, place.name if counts[env, arm, place.name] == 1 else str(run.path), run)
-        for arm, place, run in labelled
+        ArmRun(env := run.config.env, arm, name if counts[env, arm, name] == 1 else str(run.path), run)
+        for arm, name, run in labelled
     ], problems
 
 
-def _arm(place: Path, run: Run) -> str:
-    return place.parent.name if re.fullmatch(r"seed[-_]?\d+", place.name) else run.config.method
+_SEED = re.compile(r"(seed|run)?[-_=]?\d+", re.IGNORECASE)
+_SUFFIX = re.compile(r"(?P<arm>.+?)[-_]+(?P<seed>seed[-_=]?\d+)", re.IGNORECASE)
+
+
+def _label(place: Path, run: Run) -> tuple[str, str]:
+    """The arm of a run, and its name in it."""
+    if _SEED.fullmatch(place.name):
+        return place.parent.name, place.name
+    if _SEED.fullmatch(place.parent.name):
+        return place.name, place.parent.name
+    if suffix := _SUFFIX.fullmatch(place.name):
+        return suffix["arm"], suffix["seed"]
+    return run.config.method, place.name
 
 
 def by_arm(runs: Sequence[ArmRun]) -> Mapping[tuple[str, str], Sequence[ArmRun]]:

@@ -272,7 +272,7 @@ def _cells(run: Run) -> Iterator[_Cell]:
         if path.name.startswith("trace-"):  # recordings of single steps, once kept here
             continue
         try:
-            table = pl.read_parquet(path)
+            table = pl.read_parquet(path, glob=False)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise RunError(f"cannot read {path}: {error}; evaluate the run again") from error
         yield from _evaluation_cells(run, path.stem, table)

@@ -88,9 +88,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
-            raise RunError(f"{path} is damaged: line {number} is not a row of JSON") from None
+            row = None
+        if not isinstance(row, dict):
+            raise RunError(f"{path} is damaged: line {number} is not a row of JSON")
+        rows.append(row)
     return rows
 
 

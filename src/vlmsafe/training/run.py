@@ -218,14 +218,26 @@ class Run:
 
 
 def find_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """Every run under a folder, and a line about each one that cannot be read."""
+    """Every run under a folder, and a line about each one that cannot be read.
+
+    Links are followed. Hidden folders are left out, and so is whatever lies inside a run.
+    """
     runs: list[Run] = []
     problems: list[str] = []
-    for path in sorted(folder.glob("**/config.yaml")):
-        try:
-            runs.append(Run.open(path.parent))
-        except (InputError, RunError) as error:
-            problems.append(f"{path.parent}: {error}")
+    seen: set[Path] = set()
+    for place, folders, files in os.walk(folder, followlinks=True):
+        path = Path(place)
+        if path.resolve() in seen:  # a link to where we have been
+            folders.clear()
+            continue
+        seen.add(path.resolve())
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if "config.yaml" in files:
+            folders.clear()
+            try:
+                runs.append(Run.open(path))
+            except (InputError, RunError) as error:
+                problems.append(f"{path}: {error}")
     return runs, problems
 
 
