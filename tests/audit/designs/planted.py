@@ -4,6 +4,6 @@
 """
 
 from . import planted_conclusions, planted_design, planted_evaluations, planted_runs, planted_signals  # noqa: F401
-from .planting import PLANTED, PROPOSED, Planted
+from .planting import PLANTED, Planted
 
-__all__ = ["PLANTED", "PROPOSED", "Planted"]
+__all__ = ["PLANTED", "Planted"]

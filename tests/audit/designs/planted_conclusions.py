@@ -13,7 +13,7 @@ from vlmsafe.training.run import Run
 
 from .clean_design import DESIGNS, EPOCHS
 from .editing import HELD_OUT, copy_run, edit_claims, edit_table, judged, retrain, run_paths, set_up_with, with_costs
-from .planting import BASELINE, FIRST, UNGATED, Plant, add, each_run, planted, propose, table
+from .planting import BASELINE, FIRST, UNGATED, Plant, add, each_run, planted, table
 
 # Conclusions.
 _claim_shaped = {"outcome": "shaped_return", "source": "training", "window": "final", "sides": "two-sided"}
@@ -114,18 +114,6 @@ def _another_baseline(settings: dict[str, Any], cost: float) -> Plant:
 _BETTER = ["unmatched-arms", "duplicate-runs"]
 add("two-baselines", "baseline-dependent", _another_baseline({"learner.update_iters": 10}, 0.5), also=_BETTER)
 add("a-tuned-baseline", "baseline-dependent", _another_baseline({"learner.actor_lr": 0.001}, 0.6), also=_BETTER)
-
-
-def _dearer(by: float) -> Callable[[Path], None]:
-    def change(path: Path) -> None:
-        retrain(path, lambda row: row | {"cost": row["cost"] + by})
-        edit_table(path, with_costs(lambda cost: cost + by))
-
-    return change
-
-
-propose("both-arms-over-budget", "budget-not-met", each_run(None, _dearer(15.0)))
-propose("one-arm-over-budget", "budget-not-met", each_run(BASELINE, _dearer(9.0)))
 
 
 @planted("three-episodes-decide", "few-episodes-decide")

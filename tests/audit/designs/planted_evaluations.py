@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from .editing import HELD_OUT, edit_claims, edit_table, judged, retrain, run_paths
-from .planting import BASELINE, FIRST, ONE, OTHER_EPOCH, add, each_run, planted, propose, table
+from .planting import BASELINE, FIRST, ONE, OTHER_EPOCH, add, each_run, planted, table
 
 
 # Evaluations.
@@ -33,7 +33,6 @@ add(
 )  # fmt: skip
 _drawn = table(lambda table: table.with_columns(deterministic=pl.lit(False)))
 add("one-arm-stochastic", "evaluations-differ", each_run(BASELINE, _drawn))
-propose("both-arms-stochastic", "stochastic-evaluation", each_run(None, _drawn))
 
 _in_pool = pl.col("scenario") < 10_000
 

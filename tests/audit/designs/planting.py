@@ -36,18 +36,11 @@ class Planted:
 
 
 PLANTED: list[Planted] = []
-PROPOSED: list[Planted] = []
-"""Defects for which the audit has no finding of its own."""
 
 
 def add(name: str, code: str, plant: Plant, variant: Variant = "signal", also: Iterable[str] = ()) -> None:
     """List a defect."""
     PLANTED.append(Planted(name, code, plant, variant, frozenset(also) - {code}))
-
-
-def propose(name: str, code: str, plant: Plant, variant: Variant = "signal") -> None:
-    """List a defect of which the audit does not speak yet."""
-    PROPOSED.append(Planted(name, code, plant, variant))
 
 
 def planted(name: str, code: str, variant: Variant = "signal", also: Iterable[str] = ()) -> Callable[[Plant], Plant]:

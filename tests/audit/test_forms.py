@@ -1,0 +1,205 @@
+"""The same defects in other forms: other layouts, columns that are missing, files that somebody else wrote."""
+
+import json
+import os
+import shutil
+
+import polars as pl
+import pytest
+from designs.clean_design import write_clean_design
+from designs.editing import HELD_OUT, edit_claims, edit_epochs, edit_table, run_paths, set_up_with
+from designs.planting import BASELINE, FIRST
+
+from vlmsafe.audit import audit
+from vlmsafe.audit.claims import load_claims
+from vlmsafe.audit.settings import differences, factors_of, infer_about, unnamed
+from vlmsafe.config_yaml import flatten, to_dict
+from vlmsafe.errors import InputError
+from vlmsafe.methods import method_defaults
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_clean_design(tmp_path_factory.mktemp("clean"))
+
+
+@pytest.fixture
+def design(base, tmp_path):
+    return shutil.copytree(base, tmp_path / "design")
+
+
+def claim(folder, **changes):
+    """The design's first claim alone, with changes."""
+    edit_claims(folder, lambda claims: [{**claims[0], **changes}])
+
+
+def settings(method, **changes):
+    return flatten(to_dict(method_defaults(method))) | {
+        name.replace("__", "."): value for name, value in changes.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "name", "value"),
+    [
+        ("cppo-pid", "learner.actor_lr", 3e-3),
+        ("cppo-pid", "learner.clip_ratio", 0.4),
+        ("cppo-pid", "learner.lr_decay", False),
+        ("focops", "multiplier.learning_rate", 0.5),
+        ("focops", "multiplier.initial", 2.0),
+    ],
+)
+def test_two_learners_must_agree_in_the_settings_that_both_have(other, name, value):
+    found = differences(settings("ppo-lag"), settings(other) | {name: value})
+    assert name in {difference.setting for difference in unnamed(found, infer_about(found))}
+
+
+def test_a_control_without_prompts_is_matched_with_a_scorer_that_has_them():
+    one = settings("vlm-ppo-lag-conf", signal__scorer="embedded", signal__prompts="metadrive")
+    found = differences(one, one | {"signal.scorer": "noise", "signal.prompts": None})
+    assert unnamed(found, infer_about(found)) == []
+    assert factors_of(found) == 1
+
+
+def test_arms_with_signals_are_compared_with_their_nearest_too(design):
+    (design / "claims.yaml").unlink()
+    folder = design / "metadrive-medium"
+    shutil.copytree(folder / FIRST, folder / "other")
+    for path in run_paths(design, "other"):
+        set_up_with(path, {"signal.every": 4, "signal.reward_weight": 0.3})
+    found = [finding for finding in audit([design], resamples=100).findings if finding.code == "unmatched-arms"]
+    assert [finding.where for finding in found] == [f"metadrive-medium: {FIRST} against other"]
+
+
+def test_a_claim_on_the_logged_return_is_an_error_even_without_its_parts(design):
+    claim(design, outcome="shaped_return", source="training")
+    for path in run_paths(design):
+        edit_epochs(path, lambda rows: [{**row, "bonus": None, "env_return": None} for row in rows])
+    assert "shaped-return" in audit([design], resamples=100).codes()
+
+
+def test_a_claim_on_an_evaluation_that_nobody_has_is_found(design):
+    claim(design, source="paper")
+    assert audit([design], resamples=100).codes() == {"missing-evaluation"}
+
+
+def test_the_training_pool_is_found_by_its_mark_alone(design):
+    for path in run_paths(design):
+        edit_table(path, lambda table: table.drop("scenario").with_columns(in_training_pool=True))
+    assert audit([design], resamples=100).codes() == {"evaluated-on-training-scenarios"}
+
+
+def test_tables_that_do_not_name_scenarios_are_said_not_to_be_checked(design):
+    for path in run_paths(design):
+        edit_table(path, lambda table: table.drop("scenario", "in_training_pool"))
+    result = audit([design], resamples=100)
+    assert result.codes() == set()
+    assert ("evaluated-on-training-scenarios",) in {entry.codes for entry in result.unchecked}
+
+
+def test_a_correction_makes_more_seeds_necessary(design):
+    path = design / "claims.yaml"
+    entry = f"- {{first: {FIRST}, second: {BASELINE}, about: [signal], source: {HELD_OUT}, alpha: 0.02}}\n"
+    path.write_text("comparisons:\n" + entry * 4)
+    assert audit([design], resamples=100).codes() == set()
+    path.write_text("correction: bonferroni\ncomparisons:\n" + entry * 12)
+    assert load_claims(path).corrected()[0].alpha == pytest.approx(0.02 / 12)
+    assert audit([design], resamples=100).codes() == {"too-few-seeds"}
+
+
+@pytest.mark.parametrize("layout", ["{arm}/{seed}", "{arm}/Seed={seed}", "seed-{seed}/{arm}", "{arm}_seed{seed}"])
+def test_arms_are_told_apart_in_other_layouts(design, tmp_path, layout):
+    moved = tmp_path / "moved"
+    for path in run_paths(design):
+        place = moved / layout.format(arm=path.parent.name, seed=path.name.removeprefix("seed-"))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, place)
+    shutil.copy(design / "claims.yaml", moved)
+    result = audit([moved], resamples=100)
+    assert (result.codes(), result.runs) == (set(), 12)
+
+
+def test_links_are_followed_and_what_lies_inside_a_run_is_not_another_run(design, tmp_path):
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    os.symlink(design / "metadrive-medium", linked / "metadrive-medium")
+    inside = run_paths(design)[0] / ".hydra"
+    inside.mkdir()
+    shutil.copy(run_paths(design)[0] / "config.yaml", inside)
+    result = audit([linked], claims=str(design / "claims.yaml"), resamples=100)
+    assert (result.codes(), result.runs) == (set(), 12)
+
+
+def test_claims_among_the_runs_of_a_shell_pattern_are_the_claims(design):
+    claim(design, source="paper")
+    assert audit(sorted(design.iterdir()), resamples=100).codes() == {"missing-evaluation"}
+
+
+def test_folders_with_brackets_are_read(design, tmp_path):
+    moved = shutil.move(design, tmp_path / "a [b] *c")
+    assert audit([moved], resamples=100).codes() == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("epochs.jsonl", "[1, 2]\n"),
+        ("epochs.jsonl", '{"env_return": 3}\n'),
+        ("epochs.jsonl", '{"epoch": 1, "episode_cost": "many"}\n'),
+        ("episodes.jsonl", '{"epoch": 1, "scenario": [1]}\n'),
+        ("events.jsonl", "[]\n"),
+    ],
+)
+def test_rows_of_another_kind_are_a_finding_and_no_crash(design, file, text):
+    (run_paths(design)[0] / file).write_text(text)
+    assert "unreadable-run" in audit([design], resamples=100).codes()
+
+
+@pytest.mark.parametrize(
+    ("folder", "column", "kind"),
+    [
+        ("evaluations", "cost", pl.String),
+        ("evaluations", "violation", pl.String),
+        ("traces", "negative", pl.String),
+        ("traces", "scored", pl.String),
+    ],
+)
+def test_columns_of_another_kind_are_a_finding_and_no_crash(design, folder, column, kind):
+    edit_table(run_paths(design, FIRST)[0], lambda table: table.with_columns(pl.col(column).cast(kind)), folder=folder)
+    assert "unreadable-run" in audit([design], resamples=100).codes()
+
+
+def test_what_was_recorded_may_be_anything(design):
+    path = run_paths(design)[0] / "config.yaml"
+    text = path.read_text()
+    path.write_text(text[: text.index("recorded:")] + "recorded: hello\n")
+    assert audit([design], resamples=100).codes() == set()
+
+
+def test_json_has_null_for_what_is_not_a_number(design):
+    claim(design, outcome="shaped_return", source="training")
+    path = run_paths(design, FIRST)[0] / "epochs.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[-1]["shaped_return"] = float("nan")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json.dumps(audit([design], resamples=100).to_dict(), allow_nan=False)
+
+
+def test_a_baseline_beside_claims_and_a_threshold_that_is_no_number_are_refused(design):
+    with pytest.raises(InputError, match="drop --baseline"):
+        audit([design], baseline=BASELINE)
+    with pytest.raises(InputError, match="passive_below is nan"):
+        audit([design], passive_below=float("nan"))
+
+
+def test_with_many_seeds_windows_are_still_compared(tmp_path):
+    folder = write_clean_design(tmp_path, seeds=24)
+    claim(folder, source="training", window="final")
+    for path in run_paths(folder, FIRST):
+        edit_epochs(path, _worse_but_for_the_last)
+    codes = audit([folder], resamples=100).codes()
+    assert "window-dependent" in codes
+
+
+def _worse_but_for_the_last(rows):
+    return [{**row, "episode_cost": row["episode_cost"] + 30.0} for row in rows[:-1]] + rows[-1:]
