@@ -168,10 +168,11 @@ def test_events_tell_the_story_of_a_run(tmp_path):
     assert events == ["started", "interrupted", "resumed", "finished"]
 
 
-def test_signal_before_training_begins_changes_nothing(tmp_path):
-    run = tmp_path / "run"
+def test_signal_before_training_begins_changes_nothing(tmp_path, monkeypatch):
+    run, begun = tmp_path / "run", tmp_path / "begun"
+    monkeypatch.setenv("SLOW_START_MARK", str(begun))
     process = start_vlmsafe("train", "--env", "gym:slow_start:Slow-v0", "--run-dir", run, cwd=Path(__file__).parent)
-    time.sleep(3)
+    wait_for(begun.exists, process)
     process.terminate()
     assert process.wait(timeout=30) == EXIT_INTERRUPTED
     assert "before training began" in process.stderr.read()
