@@ -164,12 +164,8 @@ def gate_roc(
     `contact_margin` and `free_margin` are median margins with and without contact, and `contact_below_centre` is the
     share of contact frames whose margin is below the gate's centre: those that only the fold makes count.
     """
-    require_trace(steps, _WHAT, scorer, ("margin",))
-    numbered = steps.with_columns(number=episode_numbers(steps, _WHAT)).filter("scored")
     rows = []
-    for (arm,), own in numbered.group_by("arm", maintain_order=True):
-        margins, contact = floats(own, scorer_column(scorer, "margin")), floats(own, "cost") > 0.0
-        episodes = own["number"].to_numpy()
+    for arm, margins, contact, episodes in _scored_arms(steps, scorer):
         for row, gate, used in _judged(margins, episodes, target, seed):
             shown, hits = margins[used], contact[used]
             values = -shown if gate is None else gate.kappa(shown)
@@ -195,12 +191,9 @@ def gate_thresholds(
     The gates, and the frames each is judged on, are those of `gate_roc`; `prevalence` is the share of contact frames,
     which is the precision of flagging everything.
     """
-    require_trace(steps, _WHAT, scorer, ("margin",))
-    numbered = steps.with_columns(number=episode_numbers(steps, _WHAT)).filter("scored")
     parts = []
-    for (arm,), own in numbered.group_by("arm", maintain_order=True):
-        margins, contact = floats(own, scorer_column(scorer, "margin")), floats(own, "cost") > 0.0
-        for row, gate, used in _judged(margins, own["number"].to_numpy(), target, seed):
+    for arm, margins, contact, episodes in _scored_arms(steps, scorer):
+        for row, gate, used in _judged(margins, episodes, target, seed):
             if gate is not None:
                 names = {"arm": arm, "calibrated_on": row.get("calibrated_on"), "half": row.get("half")}
                 names |= {"prevalence": float(contact[used].mean())}
@@ -219,12 +212,9 @@ def gate_curves(
     Points are kept evenly by their place in the ranking and, for the first few, which decide precision, by its
     logarithm. Both ends stay.
     """
-    require_trace(steps, _WHAT, scorer, ("margin",))
-    numbered = steps.with_columns(number=episode_numbers(steps, _WHAT)).filter("scored")
     parts = []
-    for (arm,), own in numbered.group_by("arm", maintain_order=True):
-        margins, contact = floats(own, scorer_column(scorer, "margin")), floats(own, "cost") > 0.0
-        for row, gate, used in _judged(margins, own["number"].to_numpy(), target, seed):
+    for arm, margins, contact, episodes in _scored_arms(steps, scorer):
+        for row, gate, used in _judged(margins, episodes, target, seed):
             curve = roc_curve(-margins[used] if gate is None else gate.kappa(margins[used]), contact[used])
             last = len(curve) - 1
             half = max(points // 2, 2)
@@ -242,6 +232,15 @@ _LABELS: dict[str, Any] = {
     "half": pl.Int64,
     "prevalence": pl.Float64,
 }
+
+
+def _scored_arms(steps: pl.DataFrame, scorer: str) -> Iterator[tuple[str, Float64, Mask, Int64]]:
+    """Each arm's scored steps, its runs together: margins, whether there is contact, and the episodes they are of."""
+    require_trace(steps, _WHAT, scorer, ("margin",))
+    numbered = steps.with_columns(number=episode_numbers(steps, _WHAT)).filter("scored")
+    for (arm,), own in numbered.group_by("arm", maintain_order=True):
+        margins = floats(own, scorer_column(scorer, "margin"))
+        yield str(arm), margins, floats(own, "cost") > 0.0, own["number"].to_numpy()
 
 
 def _judged(

@@ -20,7 +20,7 @@ from vlmsafe.audit.check_signal import check_signal
 from vlmsafe.audit.claims import Claims, Comparison, comparisons, load_claims
 from vlmsafe.audit.findings import CODES, Audit, Finding, Unchecked
 from vlmsafe.audit.outcomes import summarise_arm
-from vlmsafe.audit.records import Arm, arms_of, read_record
+from vlmsafe.audit.records import Arm, read_arms
 from vlmsafe.errors import InputError
 from vlmsafe.studies.arms import open_arms
 
@@ -54,7 +54,7 @@ def audit(
         claims = load_claims(Path(claims))
     elif claims is None:
         claims = _claims_beside(paths)
-    arms = arms_of([read_record(source) for source in sources])
+    arms = read_arms(sources)
     compared = comparisons(arms, claims, baseline=baseline)
     said = list(_look(arms.values(), compared, claims, passive_below, resamples))
     said += [

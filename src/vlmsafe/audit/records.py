@@ -14,7 +14,7 @@ import polars as pl
 from vlmsafe.config import TrainConfig
 from vlmsafe.config_yaml import flatten, read_yaml, to_dict
 from vlmsafe.errors import RunError, VlmsafeError
-from vlmsafe.studies.arms import ArmRun
+from vlmsafe.studies.arms import ArmRun, by_arm
 from vlmsafe.training.checkpoint import newest_checkpoint, saved_epochs
 
 Row = dict[str, Any]
@@ -112,7 +112,7 @@ def read_record(source: ArmRun) -> RunRecord:
         for path in sorted(folder.glob("*.parquet"), key=lambda path: ("-epoch-" not in path.stem, path.stem)):
             name = path.stem.split("-epoch-")[0]
             if path.stem.endswith("-frames") or path.stem.startswith("trace-"):
-                continue
+                continue  # pictures, and traces as earlier versions kept them
             table = attempt(lambda path=path: _typed(pl.read_parquet(path, glob=False), path), None)
             if table is not None and len(table):
                 found[name] = table
@@ -222,9 +222,6 @@ class Arm:
 _OWN = ("seed", "run_dir")
 
 
-def arms_of(records: Sequence[RunRecord]) -> dict[tuple[str, str], Arm]:
-    """The arms of each environment, in the order in which they came."""
-    groups: dict[tuple[str, str], list[RunRecord]] = {}
-    for record in records:
-        groups.setdefault((record.env, record.arm), []).append(record)
-    return {key: Arm(*key, tuple(runs)) for key, runs in groups.items()}
+def read_arms(sources: Sequence[ArmRun]) -> dict[tuple[str, str], Arm]:
+    """The arms of each environment, with everything their runs hold."""
+    return {key: Arm(*key, tuple(read_record(run) for run in runs)) for key, runs in by_arm(sources).items()}
