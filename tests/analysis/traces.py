@@ -21,7 +21,7 @@ def made_up(rng, lengths, contact=0.1, scored=1.0, warning=0.0, scale=0.01):
         {
             "episode": episode,
             "step": np.arange(steps) - np.repeat(starts, lengths) + 1,
-            "cost": hit.astype(float) * 2.0,
+            "cost": hit.astype(float) * 0.5,
             "scored": looked,
             "positive": positive,
             "negative": negative,

@@ -11,7 +11,8 @@ from designs.editing import HELD_OUT, edit_claims, edit_epochs, edit_table, run_
 from designs.planting import BASELINE, FIRST
 
 from vlmsafe.audit import audit
-from vlmsafe.audit.claims import load_claims
+from vlmsafe.audit.claims import Claim, load_claims
+from vlmsafe.audit.outcomes import judge
 from vlmsafe.audit.settings import differences, factors_of, infer_about, unnamed
 from vlmsafe.config_yaml import flatten, to_dict
 from vlmsafe.errors import InputError
@@ -203,3 +204,16 @@ def test_with_many_seeds_windows_are_still_compared(tmp_path):
 
 def _worse_but_for_the_last(rows):
     return [{**row, "episode_cost": row["episode_cost"] + 30.0} for row in rows[:-1]] + rows[-1:]
+
+
+@pytest.mark.parametrize("test", ["permutation", "sign-flip", "welch", "paired-t", "bootstrap"])
+def test_a_test_decides_on_arms_that_lie_apart_and_not_on_arms_that_do_not(test):
+    stated = Claim("a", "b", test=test)
+    low = {seed: 10.0 + 0.1 * (seed % 3) for seed in range(8)}
+    high = {seed: 20.0 + 0.3 * (seed % 2) for seed in range(8)}
+    mixed = {seed: value + (0.2 if seed % 2 else -0.2) for seed, value in low.items()}
+    assert [judge(stated, *pair).word for pair in ((low, high), (high, low), (low, mixed))] == [
+        "lower",
+        "higher",
+        "undecided",
+    ]
