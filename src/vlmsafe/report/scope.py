@@ -1,8 +1,8 @@
 """The scope: episodes of a trace frame by frame, in one HTML file that opens anywhere, offline.
 
-The page holds the recorded numbers as JSON and the recorded pictures, each once, as the WebP they were kept as. All text
-of a trace (prompts, names) reaches the page as data and is shown as text. A content security policy in the page names the
-one script and the one style by their hashes and forbids everything else, the network included.
+The page holds the recorded numbers as JSON and the recorded pictures, each once, as the WebP they were kept as. All
+text of a trace (prompts, names) reaches the page as data and is shown as text. A content security policy in the page
+names the one script and the one style by their hashes and forbids everything else, the network included.
 """
 
 from __future__ import annotations

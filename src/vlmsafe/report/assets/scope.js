@@ -125,10 +125,11 @@
       const centre = data.scorers[state.scorer].gate.centre;
       const lines = signal.key === "margin" && present(centre) && centre >= range[0] && centre <= range[1] ? [centre] : [];
       area.append(plot(values, signal.scored ? episode.scored : everyStep(episode), range, lines));
-      area.append(make("span", { class: "top" }, figure(range[1])), make("span", { class: "bottom" }, figure(range[0])));
+      const scale = make("span", { class: "scale" });
+      scale.append(make("span", {}, figure(range[1])), make("span", {}, figure(range[0])));
       addCursor(area);
       const value = make("output", { class: "value" });
-      row.append(name, area, value);
+      row.append(name, scale, area, value);
       box.append(row);
       scrubs(area);
       drawn.push((step) => { value.textContent = figure(valueAt(signal, step)); });

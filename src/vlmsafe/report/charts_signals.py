@@ -1,0 +1,140 @@
+"""The figures of traces: does a signal rise before contact, how open is the gate, does it know contact?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from vlmsafe.analysis.anticipation import CONTROL
+from vlmsafe.analysis.gate_roc import PRIOR, at_thresholds, calibrated, roc_curve
+from vlmsafe.analysis.tables import floats
+from vlmsafe.report.data import Entry
+from vlmsafe.report.material import Material
+from vlmsafe.report.model import Axis, Box, Chart, Line, Mark, Missing, Panel, Rule, Span
+
+_NAMES = {"kappa": "κ", "negative": "c_vlm", "positive": "r_vlm", "margin": "margin", CONTROL: "step index (control)"}
+_TRACE = "no run has a trace that a scorer looked at; vlmsafe trace RUN records one"
+_CURVE_POINTS = 80
+
+
+def lead_time(material: Material, entry: Entry) -> Chart | Missing:
+    """Standardised AUC by horizon for each arm, and the lead-lag profile of c_vlm."""
+    panels = []
+    envs = [env for env in material.envs(entry) if env in material.lead_times]
+    for env in envs:
+        found = material.lead_times[env].filter(pl.col("run").is_null()).drop_nulls("auc").filter(form="standardised")
+        for (arm,), own in found.group_by("arm", maintain_order=True):
+            horizons = sorted(own["horizon"].unique())
+            marks: list[Mark] = [Rule(0.5, "chance")]
+            for place, (signal, name) in enumerate(_NAMES.items()):
+                rows = own.filter(signal=signal).sort("horizon")
+                at = [horizons.index(horizon) + 0.13 * (place - 2) for horizon in rows["horizon"]]
+                auc, low, high = (floats(rows, column) for column in ("auc", "low", "high"))
+                marks.append(Line(name, at, auc.tolist(), dashed=signal == CONTROL))
+                for x, centre, a, b, horizon in zip(at, auc, low, high, rows["horizon"], strict=True):
+                    ends = (min(a, centre), max(b, centre)) if np.isfinite(a) else (centre, centre)
+                    marks.append(Span(name, x, float(centre), *map(float, ends), name=f"{name}, K = {horizon}"))
+            where = f", {env}" if len(envs) > 1 else ""
+            x = Axis("contact within the next K steps", tuple(map(str, horizons)))
+            panels.append(Panel(f"{arm}{where}", x, Axis("AUC, standardised within episodes"), marks))
+        panels += _lead_lag(material, env, len(envs) > 1)
+    if not panels:
+        return Missing(entry.kind, "Lead time", _TRACE)
+    caption = (
+        "Above one half a signal is higher before contact. The step index is the control: contacts come late in many "
+        "episodes. Last panel: Spearman's correlation of c_vlm at t with cost at t + k; flat is no warning."
+    )
+    groups = [*_NAMES.values(), *material.arm_names]
+    return Chart("lead-time", entry.title or "Does the signal rise before contact?", panels, groups, caption, entry.label)
+
+
+def _lead_lag(material: Material, env: str, several: bool) -> list[Panel]:
+    profile = material.lead_lags.get(env)
+    known = profile.drop_nulls("spearman") if profile is not None else None
+    if known is None or not len(known):
+        return []
+    marks: list[Mark] = [Rule(0.0), Rule(0.0, along="y")]
+    for (arm,), own in known.group_by("arm", maintain_order=True):
+        marks.append(Line(str(arm), floats(own, "lag").tolist(), floats(own, "spearman").tolist(), str(arm)))
+    where = f", {env}" if several else ""
+    low, high = floats(known, "spearman").min(), floats(known, "spearman").max()
+    y = Axis("Spearman's correlation", low=min(float(low), -0.05), high=max(float(high), 0.05))
+    return [Panel(f"c_vlm at t and cost at t + k{where}", Axis("lag k, steps"), y, marks)]
+
+
+def gate(material: Material, entry: Entry) -> Chart | Missing:
+    """Margins of each run, and its kappa under the prior-symmetric and the calibrated gate."""
+    panels = []
+    envs = [env for env in material.envs(entry) if env in material.gate_cells]
+    for env in envs:
+        cells = material.gate_cells[env]
+        rows = cells.select("arm", "run").unique(maintain_order=True).rows()
+        names = tuple(f"{arm} {run}" for arm, run in rows)
+        shown = (("margin", "s = 100", "Margin"), ("kappa", "s = 100", "κ, s = 100, c = 0"), ("kappa", "calibrated", "κ, calibrated"))
+        for quantity, form, title in shown:
+            marks: list[Mark] = [Rule(0.0, along="y")] if quantity == "margin" else []
+            for place, (arm, run) in enumerate(rows):
+                row = cells.filter(arm=arm, run=run, gate=form).row(0, named=True)
+                if row[f"{quantity}_median"] is not None:
+                    ends = [row[f"{quantity}_{end}"] for end in ("low", "q25", "median", "q75", "high")]
+                    marks.append(Box(arm, place, *ends, name=f"{arm} {run}"))
+            ends = {"low": 0.0, "high": 1.0} if quantity == "kappa" else {}
+            where = f", {env}" if len(envs) > 1 else ""
+            panels.append(Panel(f"{title}{where}", Axis(quantity.replace("kappa", "κ"), **ends), Axis("", names), marks))
+    if not panels:
+        return Missing(entry.kind, "The gate", _TRACE)
+    caption = "Scored frames of each run's trace, from lowest to highest, with quarters. Below 0.1 a gate is nearly closed, above 0.9 nearly open."
+    return Chart("gate", entry.title or "Margins and the gate", panels, material.arm_names, caption, entry.label, False)
+
+
+def gate_roc(material: Material, entry: Entry) -> Chart | Missing:
+    """ROC of kappa and of the negated margin against contact, and precision and recall by threshold."""
+    panels = []
+    scores = ("κ, s = 100, c = 0", "κ, calibrated on these frames", "negated margin")
+    measures = ("precision", "recall", "prevalence")
+    envs = [env for env in material.envs(entry) if env in material.gate_cells]
+    for env in envs:
+        steps = material.traces(env)
+        assert steps is not None
+        for (arm,), own in steps.filter("scored").group_by("arm", maintain_order=True):
+            margins, contact = floats(own, "margin"), floats(own, "cost") > 0.0
+            fitted = calibrated(margins)
+            if not contact.any() or contact.all():
+                continue
+            values = [PRIOR.kappa(margins), None if fitted is None else fitted.kappa(margins), -margins]
+            marks: list[Mark] = [Line("chance", [0.0, 1.0], [0.0, 1.0], "chance", faint=True)]
+            for name, score in zip(scores, values, strict=True):
+                if score is not None:
+                    curve = roc_curve(score, contact)
+                    kept = np.unique(np.linspace(0, len(curve) - 1, _CURVE_POINTS).astype(int))
+                    x, y = floats(curve, "false_positive_rate")[kept], floats(curve, "recall")[kept]
+                    marks.append(Line(name, x.tolist(), y.tolist(), name, dashed=name == "negated margin"))
+            where = f", {env}" if len(envs) > 1 else ""
+            unit = {"low": 0.0, "high": 1.0}
+            title = f"ROC, {arm}{where}"
+            panels.append(Panel(title, Axis("false-positive rate", **unit), Axis("recall", **unit), marks))
+            if fitted is not None:
+                table = at_thresholds(fitted.kappa(margins), contact)
+                at = floats(table, "threshold").tolist()
+                marks = [
+                    Line(name, at, [None if v != v else v for v in floats(table, name).tolist()], name)
+                    for name in measures[:2]
+                ]
+                share = float(contact.mean())
+                marks.append(Line("prevalence", [at[0], at[-1]], [share, share], "prevalence", dashed=True))
+                title = f"Calibrated κ as a detector, {arm}{where}"
+                panels.append(Panel(title, Axis("threshold on κ", **unit), Axis("share", **unit), marks))
+    if not panels:
+        return Missing(entry.kind, "Gate and contact", _TRACE)
+    caption = "Against contact in the same step; the calibrated gate is judged on the frames it was calibrated on."
+    groups = [*scores, *measures, "chance"]
+    return Chart("gate-roc", entry.title or "Does the gate know contact?", panels, groups, caption, entry.label)
+
+
+BUILDERS: dict[str, Callable[[Material, Entry], Chart | Missing]] = {
+    "lead-time": lead_time,
+    "gate": gate,
+    "gate-roc": gate_roc,
+}

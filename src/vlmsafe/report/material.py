@@ -1,0 +1,208 @@
+"""Everything a report is made from, read once: runs by arm, comparisons, the audit, published values, traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vlmsafe.analysis import gate_roc, lead_time
+from vlmsafe.analysis.tables import stacked
+from vlmsafe.audit import audit
+from vlmsafe.audit.auditor import CLAIMS
+from vlmsafe.audit.claims import Claims, Comparison, comparisons, load_claims
+from vlmsafe.audit.findings import Audit
+from vlmsafe.audit.records import Arm, RunRecord, arms_of, read_record
+from vlmsafe.errors import InputError, VlmsafeError
+from vlmsafe.report.data import Entry, StudyInfo
+from vlmsafe.studies.arms import ArmRun, open_arms
+from vlmsafe.studies.side_by_side import SCHEMA, side_by_side
+
+RESAMPLES = 500
+"""Of episodes, behind the intervals of traces: enough for a picture, and quick. `vlmsafe diagnose` takes more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """The runs of a report and what was found out about them."""
+
+    info: StudyInfo
+    sources: Sequence[ArmRun]
+    every_arm: Mapping[tuple[str, str], Arm]
+    compared: Sequence[Comparison]
+    claims: Claims | None
+    audit: Audit
+    beside: pl.DataFrame
+    """Of `side_by_side`."""
+    problems: Sequence[str]
+    """Runs that could not be read, and other things that are missing, each with its reason."""
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        return [run for arm in self.every_arm.values() for run in arm.runs]
+
+    @cached_property
+    def environments(self) -> list[str]:
+        return _ordered({env for env, _ in self.every_arm}, self.info.environments, [env for env, _ in self.every_arm])
+
+    @cached_property
+    def arm_names(self) -> list[str]:
+        """All arms; this is also the order of their colours. Without word from the study, those without a signal first."""
+        found = [name for _, name in self.every_arm]
+        plain = [name for (_, name), arm in self.every_arm.items() if not arm.has_signal]
+        return _ordered(set(found), self.info.arms, [*plain, *found])
+
+    def envs(self, entry: Entry) -> list[str]:
+        """The environments an entry is about."""
+        return [env for env in self.environments if not entry.environments or env in entry.environments]
+
+    def arms(self, env: str, entry: Entry) -> list[Arm]:
+        """The arms of an environment that an entry is about, in the report's order."""
+        wanted = [name for name in self.arm_names if not entry.arms or name in entry.arms]
+        return [self.every_arm[env, name] for name in wanted if (env, name) in self.every_arm]
+
+    def comparisons(self, entry: Entry) -> list[Comparison]:
+        """The comparisons on its environments in which all arms are its own."""
+        envs = self.envs(entry)
+        return [
+            one
+            for one in self.compared
+            if one.env in envs and (not entry.arms or {one.claim.first, one.claim.second} <= set(entry.arms))
+        ]
+
+    def source(self, env: str, entry: Entry) -> str:
+        """Where an entry's numbers come from: what it says, else an evaluation that most runs have, held-out first."""
+        if entry.source:
+            return entry.source
+        runs = [run for arm in self.arms(env, entry) for run in arm.runs]
+        counts = {name: sum(name in run.evaluations for run in runs) for run in runs for name in run.evaluations}
+        if not counts or entry.outcome == "shaped_return":
+            return "training"
+        return min(counts, key=lambda name: (-counts[name], name != "held-out", name))
+
+    def protocols(self, env: str, entry: Entry) -> list[str]:
+        """Every evaluation there is on an environment, held-out first."""
+        found = {name for arm in self.arms(env, entry) for run in arm.runs for name in run.evaluations}
+        return sorted(found, key=lambda name: (name != "held-out", name))
+
+    @cached_property
+    def _published(self) -> dict[tuple[Any, ...], dict[str, Any]]:
+        rows = self.beside.filter(pl.col("published").is_not_null())
+        found: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in rows.iter_rows(named=True):
+            window = row["window"] if row["source"] == "training" else None
+            found[row["env"], row["arm"], row["run"], row["source"], window, row["quantity"]] = row
+        return found
+
+    def published(
+        self, env: str, arm: str, run: str | None, source: str, window: str, quantity: str
+    ) -> dict[str, Any] | None:
+        """The row of `side_by_side` with the paper's value of a quantity, where there is one."""
+        return self._published.get((env, arm, run, source, window if source == "training" else None, quantity))
+
+    # -- traces, each computed when it is first asked for
+
+    def traces(self, env: str) -> pl.DataFrame | None:
+        """The traces of an environment's runs, stacked; None where no run has one that a scorer looked at."""
+        found: dict[str, dict[str, pl.DataFrame]] = {}
+        for arm in self.arms(env, Entry("lead-time")):
+            for run in arm.runs:
+                table = run.traces.get("held-out", next(iter(run.traces.values()), None))
+                own = _one_scorer(table) if table is not None else None
+                if own is not None and own["scored"].any():
+                    found.setdefault(arm.name, {})[run.name] = own
+        return stacked(found) if found else None
+
+    @cached_property
+    def lead_times(self) -> dict[str, pl.DataFrame]:
+        return self._of_traces(lambda steps: lead_time.lead_time(steps, resamples=RESAMPLES))
+
+    @cached_property
+    def lead_lags(self) -> dict[str, pl.DataFrame]:
+        return self._of_traces(lead_time.lead_lag)
+
+    @cached_property
+    def gate_cells(self) -> dict[str, pl.DataFrame]:
+        return self._of_traces(gate_roc.gate_cells)
+
+    @cached_property
+    def gate_rocs(self) -> dict[str, pl.DataFrame]:
+        return self._of_traces(lambda steps: gate_roc.gate_roc(steps, resamples=RESAMPLES))
+
+    def _of_traces(self, compute: Callable[[pl.DataFrame], pl.DataFrame]) -> dict[str, pl.DataFrame]:
+        """By environment, where it has traces that can be used; those that cannot are the audit's to name."""
+        found = {}
+        for env in self.environments:
+            steps = self.traces(env)
+            if steps is not None:
+                try:
+                    found[env] = compute(steps)
+                except InputError:
+                    continue
+        return found
+
+
+def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
+    """Read the runs in these directories, or under them, and audit their comparison."""
+    sources, problems = open_arms(paths)
+    claims = info.claims if info.claims is not None else _claims_beside(paths)
+    every_arm = arms_of([read_record(source) for source in sources])
+    kept, missing = _claims_with_runs(claims, every_arm)
+    beside = pl.DataFrame(schema=SCHEMA)
+    try:
+        beside = side_by_side(sources)
+    except VlmsafeError as error:
+        problems.append(f"published values are not shown: {error}")
+    return Material(
+        info,
+        sources,
+        every_arm,
+        comparisons(every_arm, kept),
+        kept,
+        audit(paths, claims=kept if kept is not None else Claims()),
+        beside,
+        [*problems, *missing],
+    )
+
+
+def _claims_beside(paths: Sequence[Path | str]) -> Claims | None:
+    found = [path for path in dict.fromkeys(Path(path) / CLAIMS for path in paths) if path.is_file()]
+    if len(found) > 1:
+        raise InputError(f"several claims: {', '.join(map(str, found))}; report one folder at a time")
+    return load_claims(found[0]) if found else None
+
+
+def _claims_with_runs(claims: Claims | None, arms: Mapping[tuple[str, str], Arm]) -> tuple[Claims | None, list[str]]:
+    """The claims that have runs of both arms: a study may be reported before it is finished."""
+    if claims is None:
+        return None, []
+    kept, missing = [], []
+    for claim in claims.comparisons:
+        envs = [claim.env] if claim.env else list(dict.fromkeys(env for env, _ in arms))
+        if any({(env, claim.first), (env, claim.second)} <= set(arms) for env in envs):
+            kept.append(claim)
+        else:
+            where = f" on {claim.env}" if claim.env else ""
+            missing.append(f"no runs yet for the comparison {claim}{where}")
+    # With no claim left, arms are compared as a reader would.
+    return (replace(claims, comparisons=tuple(kept)) if kept else None), missing
+
+
+def _one_scorer(table: pl.DataFrame) -> pl.DataFrame | None:
+    """A trace with the columns of one scorer under their plain names: its only one, or the first of several."""
+    names = [name for name in table.columns if name == "negative" or name.endswith("_negative")]
+    if not names or "scored" not in table.columns:
+        return None
+    prefix = names[0].removesuffix("negative")
+    signals = [name for name in ("positive", "negative", "margin") if f"{prefix}{name}" in table.columns]
+    if len(signals) < 3:
+        return None
+    return table.select("episode", "step", "cost", "scored", *(pl.col(f"{prefix}{name}").alias(name) for name in signals))
+
+
+def _ordered(present: set[str], first: Sequence[str], then: Sequence[str]) -> list[str]:
+    return [name for name in dict.fromkeys([*first, *then]) if name in present]
