@@ -1,9 +1,9 @@
 """Prompt sets and scorers side by side on the same recorded frames: choose before a training run is spent.
 
-Every candidate gives r_vlm, c_vlm and a margin at each scored step. They are asked two things: whether they know contact
-in the same step, and whether they rise before it (`vlmsafe.analysis.anticipation`). All are turned so that more means
-more danger: c_vlm, -r_vlm and -margin. Intervals resample episodes, the same resamples for all, so that the difference of
-two candidates has an interval of its own, which is much narrower than theirs.
+Every candidate gives r_vlm, c_vlm and a margin at each scored step. They are asked two things: whether they know
+contact in the same step, and whether they rise before it (`vlmsafe.analysis.anticipation`). All are turned so that more
+means more danger: c_vlm, -r_vlm and -margin. Intervals resample episodes, the same resamples for all, so that the
+difference of two candidates has an interval of its own, which is much narrower than theirs.
 
 The best of several on some frames looks better than it is: judge the one that was chosen on others.
 """
@@ -74,9 +74,7 @@ class Bench:
         return {"aucs": self.aucs, "differences": self.differences, "margins": self.margins, "prompts": self.prompts}
 
 
-def bench(
-    steps: pl.DataFrame, candidates: Sequence[Candidate], *, resamples: int = RESAMPLES, seed: int = 0
-) -> Bench:
+def bench(steps: pl.DataFrame, candidates: Sequence[Candidate], *, resamples: int = RESAMPLES, seed: int = 0) -> Bench:
     """Compare candidates on the steps of a trace.
 
     `steps` has every step of every episode, in the order of time, with `episode` (any name, of its own for each
@@ -155,8 +153,8 @@ class _View:
             values = getattr(candidate, name)
             if values.shape != (wanted,) or not np.isfinite(values).all():
                 raise InputError(
-                    f"'{candidate.name}' has {name} of shape {values.shape}; expected one finite number for each of the "
-                    f"{wanted} scored steps"
+                    f"'{candidate.name}' has {name} of shape {values.shape}; expected one finite number for each "
+                    f"of the {wanted} scored steps"
                 )
 
     def judged(self, name: str, dangers: Mapping[str, Float64]) -> list[dict[str, Any]]:
@@ -244,7 +242,8 @@ class _View:
     def _step_numbers(self) -> Float64:
         places = np.arange(len(self.numbers))
         begins = np.append(True, np.diff(self.numbers) != 0)
-        return (places - np.maximum.accumulate(np.where(begins, places, 0)) + 1.0)[self.known]
+        numbers = places - np.maximum.accumulate(np.where(begins, places, 0)) + 1
+        return numbers[self.known].astype(np.float64)
 
 
 def difference(

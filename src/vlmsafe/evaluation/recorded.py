@@ -26,7 +26,7 @@ from vlmsafe.training.run import Run
 from vlmsafe.training.scoring import score_named
 
 DEFAULT_PROTOCOL = "held-out"
-_BASE = ("episode", "scenario", "step", "reward", "cost", "scored")
+_BASE = ("episode", "scenario", "step", "reward", "cost", "hazard", "scored")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ class RecordedTrace:
     @property
     def command(self) -> str:
         """What to type to record it again, with frames."""
-        return trace_command(self.path.parent.parent, self.about.get("protocol"), self.about.get("every", 1), again=True)
+        return trace_command(
+            self.path.parent.parent, self.about.get("protocol"), self.about.get("every", 1), again=True
+        )
 
     def pictures(self) -> pl.DataFrame:
         """The frames of all scored steps, in the order of the table: episode, step, picture."""
@@ -158,7 +160,9 @@ def _of_run(run: Run, protocol: str | None) -> Path:
     if protocol is None and present:
         raise InputError(f"{run.path} has several traces; choose one with --protocol: {', '.join(present)}")
     others = f" (it has: {', '.join(present)})" if present else ""
-    raise InputError(f"{run.path} has no trace '{wanted}'{others}; record one with: {trace_command(run.path, protocol)}")
+    raise InputError(
+        f"{run.path} has no trace '{wanted}'{others}; record one with: {trace_command(run.path, protocol)}"
+    )
 
 
 def moments(pictures: pl.DataFrame, frames: int) -> Iterator[Frame]:
@@ -188,9 +192,9 @@ def rescore(
     name: str,
     *,
     batch: int = 64,
-    on_frames: Callable[[int], None] = lambda done: None,
+    on_frames: Callable[[int], None] = lambda more: None,
 ) -> Similarities:
-    """What a scorer makes of recorded frames, [pictures, prompts]."""
+    """What a scorer makes of recorded frames, [pictures, prompts]; `on_frames` hears how many more are done."""
     check_scorer(scorer)
     if scorer.looks_at != "frame":
         raise InputError(f"the scorer '{name}' looks at no frame ({scorer.looks_at}); a trace records what it makes")
@@ -202,8 +206,8 @@ def rescore(
         if len(block) == batch or done + len(block) == len(pictures):
             parts.append(score_named(scorer, name, np.stack(block)))
             done += len(block)
+            on_frames(len(block))
             block = []
-            on_frames(done)
     return np.concatenate(parts)
 
 
@@ -218,6 +222,11 @@ class Rescored:
     """Of each column its group and its text."""
 
 
+def takes_sets_together(name: ScorerName) -> bool:
+    """Whether its similarity to a prompt is the same whichever other prompts there are: that of a cosine is."""
+    return name.kind in ("embedded", "clip")
+
+
 def rescore_sets(
     pictures: Sequence[pl.DataFrame],
     name: ScorerName,
@@ -227,7 +236,7 @@ def rescore_sets(
     device: str = "auto",
     batch: int = 64,
     env: str | None = None,
-    on_frames: Callable[[int], None] = lambda done: None,
+    on_frames: Callable[[int], None] = lambda more: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Rescored]:
     """The frames of several traces, one after another, under every prompt set.
@@ -235,7 +244,7 @@ def rescore_sets(
     A cosine scorer's similarity to a prompt does not depend on the other prompts. So all sets are put together, each
     prompt once, and every frame is embedded once; `together=False` scores set by set, as other scorers have to.
     """
-    if together and name.kind in ("embedded", "clip"):
+    if together and takes_sets_together(name):
         places = _places(sets.values())
         texts = tuple(text for text, _ in places.values())
         scorer = make_scorer(name, PromptSet(texts[:1], texts[1:]), device=device, batch=batch)
@@ -249,12 +258,11 @@ def rescore_sets(
             for label, one in sets.items()
         }
     results: dict[str, Rescored] = {}
-    for number, (label, one) in enumerate(sets.items()):
+    for label, one in sets.items():
         scorer = make_scorer(name, one, device=device, batch=batch)
         for note in scorer.notes(env):
             on_note(note)
-        before = number * sum(map(len, pictures))
-        found = _all(pictures, scorer, name, batch, lambda done, before=before: on_frames(before + done))
+        found = _all(pictures, scorer, name, batch, on_frames)
         whole = scorer.groups == one.sizes
         described = (("positive", one.positive_description), ("negative", one.negative_description))
         results[label] = Rescored(found, scorer.groups, scorer.bounds, _labels(one) if whole else described)
@@ -264,15 +272,7 @@ def rescore_sets(
 def _all(
     pictures: Sequence[pl.DataFrame], scorer: Scorer, name: ScorerName, batch: int, on_frames: Callable[[int], None]
 ) -> Similarities:
-    parts, before = [], 0
-    for table in pictures:
-        parts.append(
-            rescore(
-                table, scorer, str(name), batch=batch, on_frames=lambda done, before=before: on_frames(before + done)
-            )
-        )
-        before += len(table)
-    return np.concatenate(parts)
+    return np.concatenate([rescore(own, scorer, str(name), batch=batch, on_frames=on_frames) for own in pictures])
 
 
 def _labels(prompts: PromptSet) -> tuple[tuple[str, str], ...]:

@@ -37,7 +37,7 @@
   const present = (value) => value !== null && value !== undefined;
 
   const figure = (value) => {
-    if (!present(value)) return "–";
+    if (!present(value)) return "-";
     if (Number.isInteger(value)) return String(value).replace("-", "−");
     const size = Math.abs(value);
     const text = size >= 100 ? value.toFixed(1) : size >= 10 ? value.toFixed(2) : size >= 0.001 ? value.toFixed(4) : value.toExponential(1);
@@ -163,10 +163,10 @@
         scrubs(spark);
         drawn.push((step) => {
           const place = newest(episode, step), value = place < 0 ? null : values[place];
-          number.textContent = present(value) ? (value < 0 ? "−" : "") + Math.abs(value).toFixed(4) : "–";
+          number.textContent = present(value) ? (value < 0 ? "−" : "") + Math.abs(value).toFixed(4) : "-";
           const lower = present(value) ? sorted.filter((other) => other < value).length / sorted.length : null;
           bar.style.width = lower === null ? "0" : `${100 * lower}%`;
-          percent.textContent = lower === null ? "–" : `${Math.round(100 * lower)} %`;
+          percent.textContent = lower === null ? "-" : `${Math.round(100 * lower)} %`;
         });
       }
     }
@@ -198,7 +198,7 @@
     episode.cost.reduce((sum, cost, i) => (sums[i] = sum + (cost || 0)), 0);
     drawn.push((step) => {
       const place = newest(episode, step);
-      const values = [`${step} of ${episode.length}`, place < 0 ? "–" : String(episode.scored[place]), figure(episode.cost[step - 1]),
+      const values = [`${step} of ${episode.length}`, place < 0 ? "-" : String(episode.scored[place]), figure(episode.cost[step - 1]),
         figure(Number(sums[step - 1].toPrecision(6))), ...EXTRAS.map((signal) => figure(valueAt(signal, step)))];
       fields.forEach((field, i) => { field.textContent = values[i]; });
     });
@@ -233,10 +233,14 @@
     remember();
   };
 
-  let waiting = 0;
-  const remember = () => { // in the address, so that a moment can be cited; after a while, not at every frame of a film
+  // The address keeps the moment, so that it can be cited; written after a while, not at every frame of a film.
+  let waiting = 0, written = "";
+  const remember = () => {
     clearTimeout(waiting);
-    waiting = setTimeout(() => location.replace(`#${current().episode}.${state.step}`), 250);
+    waiting = setTimeout(() => {
+      written = `#${current().episode}.${state.step}`;
+      location.replace(written);
+    }, 250);
   };
   const recall = () => {
     const [number, step] = location.hash.slice(1).split(".").map(Number);
@@ -393,6 +397,7 @@
   byId("contact-back").addEventListener("click", () => toContact(-1));
   byId("contact-on").addEventListener("click", () => toContact(1));
   scrubs(byId("timeline"));
-  window.addEventListener("hashchange", recall);
+  // The page's own change is heard late, when the moment in view may be another already.
+  window.addEventListener("hashchange", () => { if (location.hash !== written) recall(); });
   if (!recall()) open(0);
 })();

@@ -1,0 +1,102 @@
+"""Prompt sets tried on the frames of traces: what is compared, on what, and what is said about it."""
+
+import numpy as np
+import polars as pl
+import pytest
+from frame_scorer import FrameScorer
+from recorded_traces import PROMPTS, write_recorded
+
+from vlmsafe.errors import InputError
+from vlmsafe.evaluation.prompt_trial import compare, open_traces
+from vlmsafe.evaluation.recorded import open_trace, rescore
+from vlmsafe.evaluation.trace_files import about_path
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.rules import apply_rule
+
+MINE = "python:frame_scorer:FrameScorer"
+
+
+@pytest.fixture
+def sets(tmp_path):
+    one, two = tmp_path / "one" / "set.yaml", tmp_path / "two" / "set.yaml"
+    for path, word in ((one, "safe"), (two, "calm")):
+        path.parent.mkdir()
+        path.write_text(f"positive: [{word}, clear]\nnegative: [danger]\n")
+    return [str(one), str(two)]
+
+
+def test_scores_are_those_of_the_scorer_on_the_recorded_frames(tmp_path, sets):
+    path = write_recorded(tmp_path)
+    trial = compare(open_traces([path]), sets[:1], [MINE], resamples=20)
+    prompts = PromptSet(("safe", "clear"), ("danger",))
+    similarities = rescore(open_trace(path).pictures(), FrameScorer(prompts), "mine")
+    scores = apply_rule("decoupled", similarities, prompts.sizes)
+    row = trial.bench.margins.filter(candidate="set").row(0, named=True)
+    assert row["margin_median"] == pytest.approx(np.median(scores.margin))
+    assert row["c_vlm_mean"] == pytest.approx(scores.negative.mean())
+    texts = trial.bench.prompts.filter(candidate="set").select("group", "prompt").rows()
+    assert texts == [("positive", "safe"), ("positive", "clear"), ("negative", "danger")]
+
+
+def test_files_of_one_name_are_told_apart_and_what_was_recorded_stands_beside_them(tmp_path, sets):
+    trial = compare(open_traces([write_recorded(tmp_path)]), sets, [MINE], resamples=20)
+    assert trial.bench.margins["candidate"].to_list() == [*sets, "as recorded"]
+    assert trial.title == "ppo-lag on braking, seed 0, held-out"
+
+
+def test_several_traces_are_pooled_episode_by_episode(tmp_path, sets):
+    paths = [write_recorded(tmp_path / name) for name in ("a", "b")]
+    one = compare(open_traces(paths[:1]), sets[:1], [MINE], resamples=20)
+    both = compare(open_traces(paths), sets[:1], [MINE], resamples=20)
+    assert (both.bench.episodes, both.bench.frames, both.bench.onsets) == (6, 72, 6)
+    assert both.counts()["frames"] == 72
+    same = [trial.bench.aucs.filter(candidate="set")["auc"].to_list() for trial in (one, both)]
+    assert same[0] == pytest.approx(same[1])  # twice the same episodes
+    with pytest.raises(InputError, match="was given twice"):
+        open_traces([paths[0], paths[0]])
+
+
+def test_traces_recorded_with_different_prompts_have_no_recorded_scores_in_common(tmp_path, sets):
+    paths = [write_recorded(tmp_path / name) for name in ("a", "b")]
+    about_path(paths[1]).write_text(about_path(paths[1]).read_text().replace(PROMPTS[0][1], "another"))
+    trial = compare(open_traces(paths), sets, [MINE], resamples=20)
+    assert trial.bench.margins["candidate"].to_list() == sets
+    with pytest.raises(
+        InputError, match="not recorded with prompts, or the traces with different ones; pass --prompts"
+    ):
+        compare(open_traces(paths), (), [MINE])
+
+
+def test_trace_scored_again_as_it_was_says_what_the_pictures_changed(tmp_path):
+    path = write_recorded(tmp_path)
+    prompts = PromptSet((PROMPTS[0][1],), (PROMPTS[1][1],))
+    similarities = rescore(open_trace(path).pictures(), FrameScorer(prompts), "mine")
+    steps = pl.read_parquet(path)
+    place = np.cumsum(steps["scored"].to_numpy()) - 1
+    columns = [
+        pl.when("scored").then(pl.Series(similarities[np.maximum(place, 0), i] + shift)).alias(f"similarity_{i}")
+        for i, shift in ((0, 0.0), (1, 0.1))
+    ]
+    steps.with_columns(columns).write_parquet(path)
+    about_path(path).write_text(about_path(path).read_text().replace('"scorer": "embedded"', f'"scorer": "{MINE}"'))
+    trial = compare(open_traces([path]), resamples=20)
+    assert trial.bench.margins["candidate"].to_list() == ["its own prompts"]
+    (note,) = [note for note in trial.notes if "is what the trace was recorded with" in note]
+    assert "1.0e-01 (at most)" in note
+
+
+def test_choosing_on_held_out_scenarios_is_pointed_out(tmp_path, sets):
+    def notes(protocol, chosen):
+        return " ".join(compare(open_traces([write_recorded(tmp_path, protocol)]), chosen, [MINE], resamples=20).notes)
+
+    assert "no longer unseen" in notes("held-out", sets)
+    assert "no longer unseen" not in notes("held-out", sets[:1])  # nothing was chosen
+    assert "no longer unseen" not in notes("paper-20", sets)
+    assert "only 3 contacts begin" in notes("paper-20", sets)
+
+
+def test_progress_counts_every_frame_of_every_pass(tmp_path, sets):
+    heard = []
+    compare(open_traces([write_recorded(tmp_path)]), sets, [MINE], resamples=20,
+            on_frames=lambda done, total: heard.append((done, total)))  # fmt: skip
+    assert heard[-1] == (72, 72)  # one pass per prompt set
