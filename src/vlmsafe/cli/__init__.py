@@ -13,6 +13,9 @@ from vlmsafe.errors import EXIT_AT_ONCE, VlmsafeError, unknown_name
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train:train_verb", "train an agent, or continue a run with --resume"),
     "evaluate": ("evaluate:evaluate_verb", "evaluate a run's policy on held-out scenarios"),
+    "study": ("study:study_verb", "studies of many runs: list, show, plan, run, status, report"),
+    "scope": ("scope:scope_verb", "look at a trace's episodes frame by frame, in one HTML file"),
+    "prompts": ("prompts:prompts_verb", "the prompt sets; prompts bench compares some on recorded frames"),
     "runs": ("listings:runs_verb", "list runs: finished, running, stopped early"),
     "envs": ("listings:envs_verb", "list the environments"),
     "methods": ("listings:methods_verb", "list the methods, or compare two: methods diff A B"),
