@@ -1,4 +1,4 @@
-"""The answer to a study's question: what each comparison came to, in a sentence that says no more than its test allows."""
+"""The answer to a study's question: each comparison in a sentence that says no more than its test allows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from vlmsafe.audit.claims import Comparison
 from vlmsafe.audit.findings import Audit, Finding, Severity, counted
 from vlmsafe.audit.outcomes import WORDS, Verdict, judge, smallest_p, source_of, values_of
 from vlmsafe.report.material import Material
+from vlmsafe.report.model import minus
 
 RATES = ("violation", "catastrophe")
 _TESTS = {
@@ -83,28 +84,30 @@ def _result(comparison: Comparison, audit: Audit) -> Result:
     verdict = judge(claim, first, second)
     enough = min(len(first), len(second)) >= 2
     level = 1.0 - claim.alpha if claim.test == "bootstrap" else LEVEL
-    interval = (
-        bootstrap_mean_difference(list(first.values()), list(second.values()), level=level) if enough else None
-    )
+    interval = bootstrap_mean_difference(list(first.values()), list(second.values()), level=level) if enough else None
     paired = len(set(first) & set(second))
     smallest = smallest_p(claim, len(first), len(second), paired) if first and second else None
     decided = verdict.decided if verdict is not None and claim.test != "none" else 0
-    return Result(
-        comparison, source, first, second, verdict, interval, smallest, decided, "", _worst_about(comparison, audit)
-    )
+    worst = _worst_about(comparison, source, audit)
+    return Result(comparison, source, first, second, verdict, interval, smallest, decided, "", worst)
 
 
-def _worst_about(comparison: Comparison, audit: Audit) -> Finding | None:
-    """The audit's worst finding about a comparison, else about one of its arms; they come worst first."""
-    about = [one for one in audit.findings if one.where.split(",")[0] == comparison.where]
+def _worst_about(comparison: Comparison, source: str, audit: Audit) -> Finding | None:
+    """The audit's worst finding about a comparison or one of its arms; about the comparison itself before the arms.
+
+    One about an evaluation that the comparison does not use is not about it.
+    """
     names = (comparison.claim.first, comparison.claim.second)
-    arms = [
-        one
-        for one in audit.findings
-        if one.where.startswith(f"{comparison.env}: ")
-        and " against " not in one.where
-        and one.where.removeprefix(f"{comparison.env}: ").split(",")[0].split(" ")[0] in names
-    ]
+    about, arms = [], []
+    for one in audit.findings:
+        where, _, protocol = one.where.partition(", '")
+        if protocol and protocol.rstrip("'") != source:
+            continue
+        env, _, subject = where.partition(": ")
+        if where == comparison.where:
+            about.append(one)
+        elif env == comparison.env and " against " not in subject and subject.split(" ")[0] in names:
+            arms.append(one)
     return min([*about, *arms], key=lambda one: -one.weight, default=None)
 
 
@@ -123,13 +126,12 @@ def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
         holds[id(one)] = passes if correction == "bonferroni" else still
     name = {"bonferroni": "Bonferroni's", "holm": "Holm's"}[correction]
     text = f"with {name} correction for {len(ranked)} tests"
-    return [
-        _with(one, one.decided if holds[id(one)] else 0, text) if id(one) in holds else one for one in found
-    ]
+    return [_with(one, one.decided if holds[id(one)] else 0, text) if id(one) in holds else one for one in found]
 
 
 def _p(result: Result) -> float:
-    assert result.verdict is not None and result.verdict.p is not None
+    assert result.verdict is not None
+    assert result.verdict.p is not None
     return result.verdict.p
 
 
@@ -146,19 +148,18 @@ def amount(value: float, outcome: str) -> str:
     >>> amount(0.316, "catastrophe"), amount(1234.5, "cost")
     ('31.6 %', '1,234.5')
     """
-    if outcome in RATES:
-        return f"{100 * value:.1f} %"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    text = f"{100 * value:.1f} %" if outcome in RATES else f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return minus(text)
 
 
 def signed(value: float, outcome: str) -> str:
     """A difference: with its sign, and in percentage points for rates.
 
-    >>> signed(-0.122, "catastrophe")
-    '−12.2 pp'
+    >>> signed(0.122, "catastrophe")
+    '+12.2 pp'
     """
     text = f"{100 * value:+.1f} pp" if outcome in RATES else f"{value:+,.1f}" if abs(value) >= 10 else f"{value:+.2f}"
-    return text.replace("-", "−")
+    return minus(text)
 
 
 def sentence(result: Result) -> str:
@@ -226,7 +227,9 @@ def headline(found: Sequence[Result]) -> str:
     for one in same:
         groups.setdefault(_short(one), []).append(one.comparison.env)
     parts = [f"{word} on {_and(envs)}" for word, envs in groups.items()]
-    return f"{known[0].word.capitalize()} of {claim.first} against {claim.second}: {'; '.join(parts)}."
+    disputed = [one for one in same if one.decided and one.finding is not None and one.finding.weight is Severity.ERROR]
+    doubt = " The audit finds errors in what was decided." if disputed else ""
+    return f"{known[0].word.capitalize()} of {claim.first} against {claim.second}: {'; '.join(parts)}.{doubt}"
 
 
 def _short(result: Result) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import polars as pl
 
@@ -34,20 +32,25 @@ def lead_time(material: Material, entry: Entry) -> Chart | Missing:
                 auc, low, high = (floats(rows, column) for column in ("auc", "low", "high"))
                 marks.append(Line(name, at, auc.tolist(), dashed=signal == CONTROL))
                 for x, centre, a, b, horizon in zip(at, auc, low, high, rows["horizon"], strict=True):
-                    ends = (min(a, centre), max(b, centre)) if np.isfinite(a) else (centre, centre)
-                    marks.append(Span(name, x, float(centre), *map(float, ends), name=f"{name}, K = {horizon}"))
+                    # A percentile interval need not hold the estimate itself; the bar must.
+                    bottom, top = (min(a, centre), max(b, centre)) if np.isfinite(a) else (centre, centre)
+                    label = f"{name}, K = {horizon}"
+                    marks.append(Span(name, x, float(centre), float(bottom), float(top), name=label))
             where = f", {env}" if len(envs) > 1 else ""
-            x = Axis("contact within the next K steps", tuple(map(str, horizons)))
-            panels.append(Panel(f"{arm}{where}", x, Axis("AUC, standardised within episodes"), marks))
+            along = Axis("contact within the next K steps", tuple(map(str, horizons)))
+            panels.append(Panel(f"{arm}{where}", along, Axis("AUC, standardised within episodes"), marks))
         panels += _lead_lag(material, env, len(envs) > 1)
     if not panels:
-        return Missing(entry.kind, "Lead time", _TRACE)
+        why = "no traced episode has a contact, so there is nothing to rise before" if envs else _TRACE
+        return Missing(entry.kind, "Lead time", why)
     caption = (
         "Above one half a signal is higher before contact. The step index is the control: contacts come late in many "
         "episodes. Last panel: Spearman's correlation of c_vlm at t with cost at t + k; flat is no warning."
     )
-    groups = [*_NAMES.values(), *material.arm_names]
-    return Chart("lead-time", entry.title or "Does the signal rise before contact?", panels, groups, caption, entry.label)
+    groups = [*material.arm_names, *_NAMES.values()]
+    return Chart(
+        "lead-time", entry.title or "Does the signal rise before contact?", panels, groups, caption, entry.label
+    )
 
 
 def _lead_lag(material: Material, env: str, several: bool) -> list[Panel]:
@@ -71,22 +74,36 @@ def gate(material: Material, entry: Entry) -> Chart | Missing:
     for env in envs:
         cells = material.gate_cells[env]
         rows = cells.select("arm", "run").unique(maintain_order=True).rows()
-        names = tuple(f"{arm} {run}" for arm, run in rows)
-        shown = (("margin", "s = 100", "Margin"), ("kappa", "s = 100", "κ, s = 100, c = 0"), ("kappa", "calibrated", "κ, calibrated"))
+        single = len({arm for arm, _ in rows}) == 1
+        names = tuple(run if single else f"{arm} {run}" for arm, run in rows)
+        shown = (
+            ("margin", "s = 100", "Margin"),
+            ("kappa", "s = 100", "κ, s = 100, c = 0"),
+            ("kappa", "calibrated", "κ, calibrated"),
+        )
         for quantity, form, title in shown:
             marks: list[Mark] = [Rule(0.0, along="y")] if quantity == "margin" else []
             for place, (arm, run) in enumerate(rows):
                 row = cells.filter(arm=arm, run=run, gate=form).row(0, named=True)
                 if row[f"{quantity}_median"] is not None:
-                    ends = [row[f"{quantity}_{end}"] for end in ("low", "q25", "median", "q75", "high")]
-                    marks.append(Box(arm, place, *ends, name=f"{arm} {run}"))
-            ends = {"low": 0.0, "high": 1.0} if quantity == "kappa" else {}
+                    low, q25, median, q75, high = (
+                        row[f"{quantity}_{end}"] for end in ("low", "q25", "median", "q75", "high")
+                    )
+                    marks.append(Box(arm, place, low, q25, median, q75, high, f"{arm} {run}"))
+            axis = _share("κ") if quantity == "kappa" else Axis("margin")
             where = f", {env}" if len(envs) > 1 else ""
-            panels.append(Panel(f"{title}{where}", Axis(quantity.replace("kappa", "κ"), **ends), Axis("", names), marks))
+            panels.append(Panel(f"{title}{where}", axis, Axis("", names), marks))
     if not panels:
         return Missing(entry.kind, "The gate", _TRACE)
-    caption = "Scored frames of each run's trace, from lowest to highest, with quarters. Below 0.1 a gate is nearly closed, above 0.9 nearly open."
+    caption = (
+        "Scored frames of each run's trace, from lowest to highest, with quarters. Below 0.1 a gate is nearly closed, "
+        "above 0.9 nearly open."
+    )
     return Chart("gate", entry.title or "Margins and the gate", panels, material.arm_names, caption, entry.label, False)
+
+
+def _share(label: str) -> Axis:
+    return Axis(label, low=0.0, high=1.0)
 
 
 def gate_roc(material: Material, entry: Entry) -> Chart | Missing:
@@ -112,9 +129,7 @@ def gate_roc(material: Material, entry: Entry) -> Chart | Missing:
                     x, y = floats(curve, "false_positive_rate")[kept], floats(curve, "recall")[kept]
                     marks.append(Line(name, x.tolist(), y.tolist(), name, dashed=name == "negated margin"))
             where = f", {env}" if len(envs) > 1 else ""
-            unit = {"low": 0.0, "high": 1.0}
-            title = f"ROC, {arm}{where}"
-            panels.append(Panel(title, Axis("false-positive rate", **unit), Axis("recall", **unit), marks))
+            panels.append(Panel(f"ROC, {arm}{where}", _share("false-positive rate"), _share("recall"), marks))
             if fitted is not None:
                 table = at_thresholds(fitted.kappa(margins), contact)
                 at = floats(table, "threshold").tolist()
@@ -125,16 +140,10 @@ def gate_roc(material: Material, entry: Entry) -> Chart | Missing:
                 share = float(contact.mean())
                 marks.append(Line("prevalence", [at[0], at[-1]], [share, share], "prevalence", dashed=True))
                 title = f"Calibrated κ as a detector, {arm}{where}"
-                panels.append(Panel(title, Axis("threshold on κ", **unit), Axis("share", **unit), marks))
+                panels.append(Panel(title, _share("threshold on κ"), _share("share"), marks))
     if not panels:
-        return Missing(entry.kind, "Gate and contact", _TRACE)
+        why = "no traced frame is in contact" if envs else _TRACE
+        return Missing(entry.kind, "Gate and contact", why)
     caption = "Against contact in the same step; the calibrated gate is judged on the frames it was calibrated on."
     groups = [*scores, *measures, "chance"]
     return Chart("gate-roc", entry.title or "Does the gate know contact?", panels, groups, caption, entry.label)
-
-
-BUILDERS: dict[str, Callable[[Material, Entry], Chart | Missing]] = {
-    "lead-time": lead_time,
-    "gate": gate,
-    "gate-roc": gate_roc,
-}

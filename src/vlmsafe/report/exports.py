@@ -7,31 +7,36 @@ import io
 import math
 from pathlib import Path
 
-from vlmsafe.report.model import Band, Bar, Box, Cell, Chart, Column, Dots, Line, Rule, Span, Table
+from vlmsafe.report.model import Band, Bar, Box, Cell, Chart, Column, Dots, Line, Rule, Span, Table, minus
 from vlmsafe.training.files import make_directory, write_atomically
 
+_FINE = 4  # decimals from which a column is one of small numbers
 _ENDS = ("low", "high", "std", "published", "published_std")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "±": r"$\pm$", "−": r"$-$", "κ": r"$\kappa$", "λ": r"$\lambda$", "η": r"$\eta$", "τ": r"$\tau$", "Δ": r"$\Delta$",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$", "\N{MINUS SIGN}": r"$-$", "κ": r"$\kappa$", "λ": r"$\lambda$", "η": r"$\eta$", "τ": r"$\tau$",
+    "Δ": r"$\Delta$",
     "†": r"$^{\dagger}$", "₂": r"$_2$", "…": r"\dots{}",
 }  # fmt: skip
 
 
-def number_text(value: float, column: Column) -> str:
-    """A number as a table shows it.
+def number_text(value: float, column: Column, beside: float | None = None) -> str:
+    """A number as a table shows it: from a hundred on with one decimal, as is what stands beside it.
 
-    >>> number_text(-3.14159, Column("x", "x", 2))
-    '−3.14'
+    >>> number_text(3.14159, Column("x", "x", 2)), number_text(3.14159, Column("x", "x", 2), beside=250.0)
+    ('3.14', '3.1')
     """
     if not math.isfinite(value):
         return ""
-    digits = column.digits or 0
-    # A value too small for the column's digits is not shown as zero.
-    if value and abs(value) < 0.5 * 10**-digits:
-        return f"{value:.1e}".replace("-", "−")
-    return f"{value:,.{digits}f}".replace("-", "−")
+    large = abs(value if beside is None else beside) >= 100
+    digits = min(column.digits or 0, 1) if large else column.digits or 0
+    # In a column of small numbers, one too small for its digits is not shown as zero; rounding errors are.
+    if digits >= _FINE and 1e-12 < abs(value) < 0.5 * 10**-digits:
+        return minus(f"{value:.1e}")
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("-") if not float(text.replace(",", "")) else minus(text)
 
 
 def cell_text(cell: Cell, column: Column) -> str:
@@ -40,20 +45,22 @@ def cell_text(cell: Cell, column: Column) -> str:
         return cell.text
     if isinstance(cell.value, str):
         return cell.value
-    spread = f" ± {number_text(cell.std, column)}" if cell.std is not None else ""
+    spread = f" ± {number_text(cell.std, column, cell.value)}" if cell.std is not None else ""
     return number_text(cell.value, column) + spread
 
 
 def interval_text(cell: Cell, column: Column) -> str:
     if cell.low is None or cell.high is None:
         return ""
-    return f"[{number_text(cell.low, column)}, {number_text(cell.high, column)}]"
+    beside = cell.value if isinstance(cell.value, float) else None
+    return f"[{number_text(cell.low, column, beside)}, {number_text(cell.high, column, beside)}]"
 
 
 def published_text(cell: Cell, column: Column) -> str:
     if cell.published is None:
         return ""
-    spread = f" ± {number_text(cell.published_std, column)}" if cell.published_std is not None else ""
+    std = cell.published_std
+    spread = f" ± {number_text(std, column, cell.published)}" if std is not None else ""
     return number_text(cell.published, column) + spread
 
 
@@ -64,7 +71,9 @@ def table_csv(table: Table) -> str:
         for place in range(len(table.columns))
     ]
     head = [
-        name for column, ends in zip(table.columns, used, strict=True) for name in (column.name, *(f"{column.name}_{e}" for e in ends))
+        name
+        for column, ends in zip(table.columns, used, strict=True)
+        for name in (column.name, *(f"{column.name}_{e}" for e in ends))
     ]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -121,6 +130,7 @@ def chart_csv(chart: Chart) -> str:
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["panel", "group", "mark", "name", "x", "y", "low", "high"])
     for panel in chart.panels:
+
         def named(axis_values: tuple[str, ...], value: float) -> object:
             return axis_values[round(value)] if axis_values and 0 <= round(value) < len(axis_values) else value
 

@@ -21,6 +21,7 @@ from vlmsafe.report.svg import svg, swatch
 
 _SHOWN_RESULTS = 8
 """Comparisons spelled out under the answer; further ones are in their table."""
+_KEYS = ("env", "arm", "first", "second", "first_arm", "second_arm", "run", "seed", "signal", "setting")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def page(material: Material, found: Sequence[Result], parts: Sequence[Part]) -> 
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; '
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; img-src data:\">"
         f"<title>{escape(info.name)}</title><style>{_asset('report.css')}</style></head><body>"
         f'<header><div class="bar-top"><span class="brand">vlmsafe report</span><nav>{links}</nav>'
@@ -92,8 +93,8 @@ def _answer(material: Material, found: Sequence[Result]) -> str:
     level = worst.name.lower() if worst else "clear"
     badge = f'<p class="badge {level}"><a href="#audit">{escape(audit_line(material.audit))}</a></p>'
     return (
-        f'<p class="question">{escape(question)}</p><div class="answer">{first}<ul class="results">{"".join(lines)}</ul>'
-        f"{further}{badge}</div>{_state(material)}"
+        f'<p class="question">{escape(question)}</p><div class="answer">{first}'
+        f'<ul class="results">{"".join(lines)}</ul>{further}{badge}</div>{_state(material)}'
     )
 
 
@@ -124,12 +125,16 @@ def _state(material: Material) -> str:
     runs = material.runs
     finished = sum(run.epochs_recorded >= run.config.epochs for run in runs)
     planned = material.info.planned
-    text = f"{counted(len(runs), 'run')}" + (f" of {planned} planned" if planned is not None and planned != len(runs) else "")
+    text = f"{counted(len(runs), 'run')}" + (
+        f" of {planned} planned" if planned is not None and planned != len(runs) else ""
+    )
     text += f", {finished} trained to the end; {counted(len(material.environments), 'environment')}, "
     text += f"{counted(len(material.arm_names), 'arm')}."
     labels = f" Stands for {', '.join(material.info.paper)} of the paper." if material.info.paper else ""
     problems = "".join(f"<li>{escape(problem)}</li>" for problem in material.problems)
-    return f'<p class="state">{escape(text + labels)}</p>' + (f'<ul class="problems">{problems}</ul>' if problems else "")
+    return f'<p class="state">{escape(text + labels)}</p>' + (
+        f'<ul class="problems">{problems}</ul>' if problems else ""
+    )
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
@@ -147,7 +152,8 @@ def _table(part: Part) -> str:
     )
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in table.notes)
     grid = (
-        f'<div class="scroll" tabindex="0"><table class="sortable"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<div class="scroll" tabindex="0"><table class="sortable"><thead><tr>{heads}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
     inner = f'<p class="caption">{escape(table.caption)}</p>{grid}{notes}{_files(part)}'
     title = f"{escape(table.title)}{_label(table.label)}"
@@ -162,8 +168,13 @@ def _label(label: str) -> str:
 
 def _head(column: Column) -> str:
     hint = f' title="{escape(column.hint, quote=True)}"' if column.hint else ""
-    kind = "num" if column.is_number else "txt"
+    kind = _kind(column)
     return f'<th scope="col" class="{kind}"{hint}><button type="button">{escape(column.heading)}</button></th>'
+
+
+def _kind(column: Column) -> str:
+    """Numbers stand right, names are not broken, other text may be."""
+    return "num" if column.is_number else "key" if column.name in _KEYS else "txt"
 
 
 def _cell(cell: Cell, column: Column) -> str:
@@ -174,17 +185,19 @@ def _cell(cell: Cell, column: Column) -> str:
         lines.append(f'<span class="interval">{escape(interval)}</span>')
     if published := published_text(cell, column):
         lines.append(f'<span class="paper">paper {escape(published)}{escape(cell.mark)}</span>')
-    kind = "num" if column.is_number else "txt"
+    kind = _kind(column)
     state = f" {cell.state}" if cell.state else ""
     says = {"over": "over the budget", "within": "within the budget"}.get(cell.state, "")
     hint = f' title="{says}"' if says else ""
-    return f'<td class="{kind}{state}" data-sort="{escape(str(key), quote=True)}"{hint}>{"".join(lines) or "–"}</td>'
+    return f'<td class="{kind}{state}" data-sort="{escape(str(key), quote=True)}"{hint}>{"".join(lines) or "-"}</td>'
 
 
 def _files(part: Part) -> str:
     if not part.files:
         return ""
-    links = " ".join(f'<a href="{escape(name, quote=True)}">{escape(name.rsplit(".", 1)[-1].upper())}</a>' for name in part.files)
+    links = " ".join(
+        f'<a href="{escape(name, quote=True)}">{escape(name.rsplit(".", 1)[-1].upper())}</a>' for name in part.files
+    )
     return f'<p class="files">{links}</p>'
 
 
@@ -195,12 +208,14 @@ def _chart(part: Part) -> str:
     chart = part.content
     assert isinstance(chart, Chart)
     panels = "".join(
-        f'<figure class="panel"><figcaption>{escape(panel.title)}</figcaption>{svg(panel, chart, f"{part.name}-{place}")}</figure>'
+        f'<figure class="panel"><figcaption>{escape(panel.title)}</figcaption>'
+        f"{svg(panel, chart, f'{part.name}-{place}')}</figure>"
         for place, panel in enumerate(chart.panels)
     )
     index = {name: place for place, name in enumerate(chart.groups)}
     names = "".join(
-        f'<button type="button" data-g="{index[name]}" aria-pressed="false">{swatch("", index[name])}{escape(name)}</button>'
+        f'<button type="button" data-g="{index[name]}" aria-pressed="false">'
+        f"{swatch('', index[name])}{escape(name)}</button>"
         for name in chart.shown_groups
     )
     keys = "".join(f"<span>{swatch(style)}{escape(text)}</span>" for style, text in chart.keys)
@@ -231,10 +246,15 @@ def _audit(audit: Audit) -> str:
     compared = "".join(f"<li>{escape(name)}</li>" for name in audit.comparisons)
     looked = f"<details><summary>What was compared ({len(audit.comparisons)})</summary><ul>{compared}</ul></details>"
     unchecked = "".join(
-        f"<li><code>{escape(', '.join(entry.codes))}</code>: {escape(entry.reason)} <span class=where>{escape(entry.where)}</span></li>"
+        f"<li><code>{escape(', '.join(entry.codes))}</code>: {escape(entry.reason)} "
+        f"<span class=where>{escape(entry.where)}</span></li>"
         for entry in audit.unchecked
     )
-    rest = f"<details><summary>Not checked, and why ({len(audit.unchecked)})</summary><ul>{unchecked}</ul></details>" if unchecked else ""
+    rest = (
+        f"<details><summary>Not checked, and why ({len(audit.unchecked)})</summary><ul>{unchecked}</ul></details>"
+        if unchecked
+        else ""
+    )
     return f"<p>{escape(audit_line(audit))} No finding is not the same as nothing wrong.</p>{blocks}{looked}{rest}"
 
 
@@ -273,5 +293,7 @@ def _rerun(material: Material) -> str:
     if info.definition:
         text += f"<details><summary>The study file</summary><pre>{escape(info.definition)}</pre></details>"
     commands, surroundings = rerun_lines(material)
-    text += f"<details><summary>Run by run</summary>{listing(commands)}</details>"
-    return text + f"<details><summary>Versions and machines</summary><pre>{escape(json.dumps(surroundings, indent=1))}</pre></details>"
+    opened = "" if info.command else " open"
+    text += f"<details{opened}><summary>Run by run, from the folder of the runs</summary>{listing(commands)}</details>"
+    versions = escape(json.dumps(surroundings, indent=1))
+    return f"{text}<details><summary>Versions and machines</summary><pre>{versions}</pre></details>"

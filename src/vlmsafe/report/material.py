@@ -31,6 +31,8 @@ class Material:
     """The runs of a report and what was found out about them."""
 
     info: StudyInfo
+    roots: Sequence[Path]
+    """Where the runs were looked for."""
     sources: Sequence[ArmRun]
     every_arm: Mapping[tuple[str, str], Arm]
     compared: Sequence[Comparison]
@@ -51,7 +53,7 @@ class Material:
 
     @cached_property
     def arm_names(self) -> list[str]:
-        """All arms; this is also the order of their colours. Without word from the study, those without a signal first."""
+        """All arms, in the order of their colours: the study's, else those without a signal first."""
         found = [name for _, name in self.every_arm]
         plain = [name for (_, name), arm in self.every_arm.items() if not arm.has_signal]
         return _ordered(set(found), self.info.arms, [*plain, *found])
@@ -159,6 +161,7 @@ def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
         problems.append(f"published values are not shown: {error}")
     return Material(
         info,
+        [Path(path) for path in paths],
         sources,
         every_arm,
         comparisons(every_arm, kept),
@@ -201,7 +204,9 @@ def _one_scorer(table: pl.DataFrame) -> pl.DataFrame | None:
     signals = [name for name in ("positive", "negative", "margin") if f"{prefix}{name}" in table.columns]
     if len(signals) < 3:
         return None
-    return table.select("episode", "step", "cost", "scored", *(pl.col(f"{prefix}{name}").alias(name) for name in signals))
+    return table.select(
+        "episode", "step", "cost", "scored", *(pl.col(f"{prefix}{name}").alias(name) for name in signals)
+    )
 
 
 def _ordered(present: set[str], first: Sequence[str], then: Sequence[str]) -> list[str]:

@@ -12,11 +12,16 @@ from vlmsafe.analysis.resampling import bootstrap_mean
 from vlmsafe.audit.claims import Outcome, Window
 from vlmsafe.audit.outcomes import WORDS, run_outcome, values_of
 from vlmsafe.audit.records import Arm, RunRecord
+from vlmsafe.audit.settings import ABSENT, effective
+from vlmsafe.report.data import Entry
 from vlmsafe.report.material import Material
-from vlmsafe.report.model import Cell, Column
+from vlmsafe.report.model import Cell, Chart, Column, Panel
 
 LEAST = 3
 """Runs from which an interval over runs is shown: two have only three resamples."""
+INTERVALS = (
+    f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."
+)
 MARK = "†"
 QUANTITIES: dict[Outcome, str] = {
     "cost": "cost",
@@ -138,7 +143,9 @@ def metrics_of(runs: Iterable[RunRecord], protocol: str) -> list[str]:
         table = run.evaluations.get(protocol)
         if table is not None:
             known = [*run.config.spec.metrics, "arrived"]
-            found |= dict.fromkeys(name for name in known if name in table.columns and table[name].null_count() < len(table))
+            found |= dict.fromkeys(
+                name for name in known if name in table.columns and table[name].null_count() < len(table)
+            )
     return list(found)
 
 
@@ -194,3 +201,35 @@ def _cell(
     if outcome == "cost" and budget is not None:
         ends["state"] = "over" if mean > budget else "within"
     return Cell(mean, **ends)
+
+
+def varied(arms: Sequence[Arm]) -> list[str]:
+    """The settings in which the arms differ, of those that have an effect."""
+    found = [effective(arm.first.settings) for arm in arms]
+    names = sorted({name for settings in found for name in settings})
+    return [name for name in names if len({str(settings.get(name, ABSENT)) for settings in found}) > 1]
+
+
+def env_column(envs: Sequence[str]) -> list[Column]:
+    """Only where there are several: a column that says the same everywhere says nothing."""
+    return [Column("env", "environment")] if len(envs) > 1 else []
+
+
+def env_cell(envs: Sequence[str], env: str) -> list[Cell]:
+    return [text(env)] if len(envs) > 1 else []
+
+
+def on_env(envs: Sequence[str]) -> str:
+    return f" on {envs[0]}" if len(envs) == 1 else ""
+
+
+def make_chart(
+    material: Material,
+    entry: Entry,
+    title: str,
+    panels: Sequence[Panel],
+    caption: str,
+    keys: Sequence[tuple[str, str]] = (),
+    legend: bool = True,
+) -> Chart:
+    return Chart(entry.kind, entry.title or title, panels, material.arm_names, caption, entry.label, legend, keys)

@@ -1,7 +1,7 @@
 """What a report is made of before it is drawn: tables of cells, and charts of panels of marks.
 
-One model serves all forms. A table becomes HTML, CSV and LaTeX; a chart becomes SVG in the page, and PNG and PDF through
-matplotlib. Neither knows where its numbers came from.
+One model serves all forms. A table becomes HTML, CSV and LaTeX; a chart becomes SVG in the page, and PNG and PDF
+through matplotlib. Neither knows where its numbers came from.
 """
 
 from __future__ import annotations
@@ -11,6 +11,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 State = Literal["", "over", "within"]
+
+
+def minus(text: str) -> str:
+    """A number with the sign that is as wide as a plus.
+
+    >>> minus("-3.1") == "\N{MINUS SIGN}3.1"
+    True
+    """
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 @dataclass(frozen=True)
@@ -205,7 +214,7 @@ class Chart:
     label: str = ""
     legend: bool = True
     keys: Sequence[tuple[str, str]] = field(default_factory=tuple)
-    """Further entries of the legend: what a line style means, (style, text); styles are line, dashed, band, faint, dot."""
+    """Further entries of the legend, (style, text): what line, dashed, band, faint, dot and faint-dot mean."""
 
     @property
     def shown_groups(self) -> list[str]:

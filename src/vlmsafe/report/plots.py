@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vlmsafe.report.model import Band, Bar, Box, Chart, Dots, Line, Panel, Rule, Span
 from vlmsafe.report.style import INK, MARKERS, PALETTE, QUIET, SMALL, label, legend_below, panels, short
-from vlmsafe.report.svg import limits
+from vlmsafe.report.svg import bars_per_row, limits
 
 _COLUMNS = 3
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1.5, 2)))
@@ -25,11 +25,12 @@ def plot(chart: Chart) -> Figure:
     """The whole figure, its panels in rows of three, with one legend below."""
     columns = min(_COLUMNS, len(chart.panels))
     rows = math.ceil(len(chart.panels) / columns)
-    tallest = max((len(panel.y.categories) for panel in chart.panels), default=0)
+    tallest = max(len(panel.y.categories) * max(1.0, 0.4 * bars_per_row(panel)) for panel in chart.panels)
     height = max(2.3, 0.9 + 0.3 * tallest)
     figure, axes = panels(rows, columns, (0.6 + 3.1 * columns, 0.5 + height * rows))
     index = {name: place for place, name in enumerate(chart.groups)}
-    for place, ax in enumerate(axes.flat):
+    cells: list[Axes] = axes.flatten().tolist()
+    for place, ax in enumerate(cells):
         if place >= len(chart.panels):
             ax.set_visible(False)
             continue
@@ -68,10 +69,15 @@ def _colour(place: int) -> str:
     return PALETTE[place % len(PALETTE)]
 
 
+def _marker(place: int) -> str:
+    """Groups that share a colour differ in this."""
+    return MARKERS[(place + place // len(PALETTE)) % len(MARKERS)]
+
+
 def _line(ax: Axes, mark: Line, place: int) -> None:
     y = [math.nan if value is None else value for value in mark.y]
     style = (0, (4, 2)) if mark.dashed else _DASHES[place // len(PALETTE) % len(_DASHES)]
-    look = {"linewidth": 0.7, "alpha": 0.35} if mark.faint else {"linewidth": 1.6}
+    look: dict[str, Any] = {"linewidth": 0.7, "alpha": 0.35} if mark.faint else {"linewidth": 1.6}
     ax.plot(mark.x, y, color=_colour(place), linestyle=style, marker="o" if len(y) == 1 else "", markersize=3, **look)
 
 
@@ -80,13 +86,17 @@ def _band(ax: Axes, mark: Band, place: int) -> None:
 
 
 def _dots(ax: Axes, mark: Dots, place: int) -> None:
-    look = {"s": 6, "alpha": 0.35, "linewidth": 0} if mark.faint else {"s": 26, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
-    ax.scatter(mark.x, mark.y, color=_colour(place), marker=MARKERS[place % len(MARKERS)], **look)
+    look: dict[str, Any] = (
+        {"s": 6, "alpha": 0.35, "linewidth": 0}
+        if mark.faint
+        else {"s": 26, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
+    )
+    ax.scatter(mark.x, mark.y, color=_colour(place), marker=_marker(place), **look)
 
 
 def _span(ax: Axes, mark: Span, place: int) -> None:
     reach = [[max(0.0, mark.centre - mark.low)], [max(0.0, mark.high - mark.centre)]]
-    look = {"color": INK, "marker": MARKERS[place % len(MARKERS)], "markersize": 4, "capsize": 2.5, "linewidth": 1.1}
+    look: dict[str, Any] = {"color": INK, "marker": _marker(place), "markersize": 4, "capsize": 2.5, "linewidth": 1.1}
     look["markerfacecolor"] = _colour(place)
     if mark.along == "x":
         ax.errorbar([mark.centre], [mark.at], xerr=reach, zorder=4, **look)
@@ -95,7 +105,7 @@ def _span(ax: Axes, mark: Span, place: int) -> None:
 
 
 def _bar(ax: Axes, mark: Bar, place: int) -> None:
-    look = {"color": _colour(place), "alpha": 0.75}
+    look: dict[str, Any] = {"color": _colour(place), "alpha": 0.75}
     if mark.along == "x":
         ax.barh(mark.at, mark.value, height=mark.width, **look)
     else:
@@ -114,14 +124,27 @@ def _box(ax: Axes, mark: Box, place: int) -> None:
 
 
 def _rule(ax: Axes, mark: Rule, place: int) -> None:
-    look: dict[str, Any] = {"color": INK if mark.label else QUIET, "linewidth": 0.9, "linestyle": (0, (4, 2)) if mark.label else "-"}
+    look: dict[str, Any] = {
+        "color": INK if mark.label else QUIET,
+        "linewidth": 0.9,
+        "linestyle": (0, (4, 2)) if mark.label else "-",
+    }
     along = mark.along == "x"
     (ax.axhline if along else ax.axvline)(mark.value, **look)
     if mark.label:
         at = (1.0, mark.value) if along else (mark.value, 1.0)
         frame = ("axes fraction", "data") if along else ("data", "axes fraction")
-        align = {"ha": "right", "va": "bottom"} if along else {"ha": "left", "va": "top"}
-        ax.annotate(_plain(mark.label), at, xycoords=frame, xytext=(0, 1) if along else (2, 0), textcoords="offset points", fontsize=SMALL - 1, color=INK, **align)
+        align: dict[str, Any] = {"ha": "right", "va": "bottom"} if along else {"ha": "left", "va": "top"}
+        ax.annotate(
+            _plain(mark.label),
+            at,
+            xycoords=frame,
+            xytext=(0, 1) if along else (2, 0),
+            textcoords="offset points",
+            fontsize=SMALL - 1,
+            color=INK,
+            **align,
+        )
 
 
 _DRAW: dict[type, Callable[[Axes, Any, int], None]] = {
@@ -140,7 +163,7 @@ def _legend(chart: Chart, index: dict[str, int]) -> dict[str, Artist]:
     for name in chart.shown_groups:
         place = index[name]
         style = _DASHES[place // len(PALETTE) % len(_DASHES)]
-        marker = MARKERS[place % len(MARKERS)]
+        marker = _marker(place)
         entries[_plain(name)] = Line2D([], [], color=_colour(place), linestyle=style, marker=marker, markersize=4)
     samples: dict[str, Callable[[], Artist]] = {
         "line": lambda: Line2D([], [], color=QUIET, linewidth=1.6),

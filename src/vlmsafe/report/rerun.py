@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -24,11 +25,23 @@ def arm_configs(material: Material) -> Iterator[tuple[str, str, str, str]]:
             settings = {key: value for key, value in to_dict(first.config).items() if key not in ("run_dir", "seed")}
             config = yaml.safe_dump(settings, sort_keys=False, width=100)
             prompts = yaml.safe_dump(first.prompts, sort_keys=False, width=100) if first.prompts else ""
-            same = [run for run in arm.runs if {**run.settings, "seed": 0, "run_dir": 0} == {**first.settings, "seed": 0, "run_dir": 0}]
+            same = [
+                run
+                for run in arm.runs
+                if {**run.settings, "seed": 0, "run_dir": 0} == {**first.settings, "seed": 0, "run_dir": 0}
+            ]
             runs = f"Seeds {listed(arm.seeds, most=12)}."
             if len(same) < len(arm.runs):
                 runs += f" {len(arm.runs) - len(same)} of the runs have other settings; see the audit."
             yield f"{env}, {arm.name}", runs, config, prompts
+
+
+def _relative(path: Path, roots: Sequence[Path]) -> str:
+    """A run's place within the folder it was found in, so that a report does not depend on where that folder is."""
+    for root in roots:
+        if path.resolve().is_relative_to(root.resolve()) and path.resolve() != root.resolve():
+            return path.resolve().relative_to(root.resolve()).as_posix()
+    return path.resolve().name
 
 
 def rerun_lines(material: Material) -> tuple[list[str], dict[str, Any]]:
@@ -38,11 +51,11 @@ def rerun_lines(material: Material) -> tuple[list[str], dict[str, Any]]:
     for env in material.environments:
         for arm in material.arms(env, _ALL):
             for run in arm.runs:
-                folder = f"{env.replace(':', '-').replace('/', '-')}/{arm.name}/{run.name}"
-                quoted = shlex.quote(folder)
-                commands.append(f"vlmsafe train --config {shlex.quote(folder + '/config.yaml')} --run-dir again/{quoted}")
+                folder = _relative(run.source.run.path, material.roots)
+                again = shlex.quote(f"again/{folder}")
+                commands.append(f"vlmsafe train --config {shlex.quote(f'{folder}/config.yaml')} --run-dir {again}")
                 commands += [
-                    f"vlmsafe evaluate again/{quoted} --protocol {shlex.quote(name)}" for name in sorted(run.evaluations)
+                    f"vlmsafe evaluate {again} --protocol {shlex.quote(name)}" for name in sorted(run.evaluations)
                 ]
                 about = {key: value for key, value in run.recorded.items() if key != "started"}
                 surroundings.setdefault(yaml.safe_dump(about, sort_keys=True), []).append(run.label)

@@ -1,7 +1,7 @@
-"""Charts as SVG for the page: one picture per panel, sized for a narrow column, with the values that pointing at it shows.
+"""Charts as SVG for the page: one picture per panel, sized for a narrow column, with the values that pointing shows.
 
-Colours are classes, so that the page's theme decides them; nothing depends on colour alone, because groups also differ in
-marker and dashes. Every text is escaped.
+Colours are classes, so that the page's theme decides them; nothing depends on colour alone, because groups also differ
+in marker and dashes. Every text is escaped.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from vlmsafe.report.model import Axis, Band, Bar, Box, Chart, Dots, Line, Mark, Panel, Rule, Span
+from vlmsafe.report.model import Axis, Band, Bar, Box, Chart, Dots, Line, Mark, Panel, Rule, Span, minus
 
 WIDTH = 380.0
 _HEIGHT = 236.0
 _ROW = 30.0
+_BAR = 11.0
 _LETTER = 6.1  # pixels, of the font at 11 pixels
 _MOST_NAME = 132.0
 _COLOURS = 8
@@ -37,9 +38,13 @@ def svg(panel: Panel, chart: Chart, key: str) -> str:
     # Between single quotes, because JSON is full of double ones.
     values = json.dumps({"x": panel.x.label, "y": panel.y.label, "s": hover}, separators=(",", ":"), ensure_ascii=False)
     data = escape(values, quote=False).replace("'", "&#39;")
-    clip = f'<clipPath id="{key}"><rect x="{frame.left:.1f}" y="{frame.top - 4:.1f}" width="{frame.width + 4:.1f}" height="{frame.height + 8:.1f}"/></clipPath>'
+    clip = (
+        f'<clipPath id="{key}"><rect x="{frame.left:.1f}" y="{frame.top - 4:.1f}" width="{frame.width + 4:.1f}" '
+        f'height="{frame.height + 8:.1f}"/></clipPath>'
+    )
+    name = escape(panel.title, quote=True)
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH:g} {frame.total:g}" role="img" aria-label="{escape(panel.title, quote=True)}" '
+        f'<svg class="plot" viewBox="0 0 {WIDTH:g} {frame.total:g}" role="img" aria-label="{name}" '
         f"data-hover='{data}'>{clip}{''.join(_axes(panel, frame))}<g clip-path=\"url(#{key})\">{''.join(drawn)}</g>"
         f'{"".join(_rule_labels(panel, frame))}<circle class="at" r="5" visibility="hidden"/></svg>'
     )
@@ -80,12 +85,20 @@ class _Frame:
         names = panel.y.categories
         if names:
             left = min(_MOST_NAME, max(len(name) for name in names) * _LETTER) + 12.0
-            height = max(70.0, _ROW * len(names))
+            height = max(70.0, max(_ROW, _BAR * bars_per_row(panel)) * len(names))
         else:
             left = max(len(label) for _, label in ticks(panel.y, y_range, 5)) * _LETTER + 12.0
             height = _HEIGHT - 60.0
-        top = 22.0 if panel.y.label else 8.0
+        named = any(isinstance(mark, Rule) and mark.label and mark.along == "y" for mark in panel.marks)
+        top = 22.0 if panel.y.label or named else 8.0
         return cls(left, top, WIDTH - left - 12.0, height, x_range, y_range, bool(names))
+
+
+def bars_per_row(panel: Panel) -> int:
+    """The most bars that stand side by side in one category."""
+    places = {mark.at for mark in panel.marks if isinstance(mark, Bar)}
+    rows = [round(place) for place in places]
+    return max((rows.count(row) for row in set(rows)), default=1)
 
 
 def limits(panel: Panel, which: str) -> tuple[float, float]:
@@ -93,10 +106,12 @@ def limits(panel: Panel, which: str) -> tuple[float, float]:
     axis = panel.x if which == "x" else panel.y
     if axis.categories:
         return -0.5, len(axis.categories) - 0.5
-    values = [value for mark in panel.marks for value in _extent(mark, which) if value is not None and math.isfinite(value)]
+    values = [
+        value for mark in panel.marks for value in _extent(mark, which) if value is not None and math.isfinite(value)
+    ]
     forced = [end for end in (axis.low, axis.high) if end is not None]
     low, high = min([*values, *forced], default=0.0), max([*values, *forced], default=1.0)
-    if high <= low:
+    if high - low <= 1e-6 * max(abs(low), abs(high)):  # one value, up to rounding
         low, high = low - 0.5, high + 0.5
     room = 0.05 * (high - low)
     return (
@@ -137,21 +152,28 @@ def ticks(axis: Axis, ends: tuple[float, float], most: int) -> list[tuple[float,
 def number(value: float, step: float = 0.0) -> str:
     """A number as an axis writes it.
 
-    >>> number(200_000.0), number(0.5, 0.1), number(-1500.0)
-    ('200k', '0.5', '−1500')
+    >>> number(200_000.0), number(0.5, 0.1), number(1500.0)
+    ('200k', '0.5', '1500')
     """
-    size = max(abs(value), step)
+    if not value:
+        return "0"
+    size = abs(value)
     if size >= 1e6:
         text = f"{value / 1e6:g}M"
     elif size >= 1e4:
         text = f"{value / 1e3:g}k"
-    elif step and step < 1e-3:
-        text = f"{value:.1e}" if value else "0"
+    elif step and step < 1e-5:
+        text = f"{value:.1e}"
     elif step:
-        text = f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9) + (1 if f'{step:.6g}'.strip('0.').startswith('25') else 0))}f}"
+        text = f"{value:.{_decimals(step)}f}"
     else:
         text = f"{value:g}"
-    return text.replace("-", "−")
+    return minus(text)
+
+
+def _decimals(step: float) -> int:
+    """Decimals that tell neighbouring ticks apart."""
+    return next(digits for digits in range(7) if abs(round(step, digits) - step) <= 1e-6 * step)
 
 
 # -- drawing --------------------------------------------------------------------------------------------------------
@@ -165,7 +187,7 @@ def _axes(panel: Panel, frame: _Frame) -> Iterable[str]:
         y = frame.y(value)
         if not panel.y.categories:
             yield f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{right:.1f}"/>'
-        shown, whole = _cut(label, frame.left - 12.0)
+        shown, whole = _cut(label, frame.left - 12.0 if panel.y.categories else 999.0)
         yield f'<text class="tick" text-anchor="end" x="{frame.left - 6:.1f}" y="{y + 3.8:.1f}">{shown}{whole}</text>'
     places = ticks(panel.x, frame.x_range, 5)
     room = frame.width / max(len(places), 1) - 4.0
@@ -178,7 +200,11 @@ def _axes(panel: Panel, frame: _Frame) -> Iterable[str]:
         yield f'<text class="tick" text-anchor="{anchor}" x="{x:.1f}" y="{bottom + 14:.1f}">{shown}{whole}</text>'
     yield f'<path class="axis" d="M{frame.left:.1f} {frame.top:.1f}V{bottom:.1f}H{right:.1f}"/>'
     middle = frame.left + frame.width / 2
-    yield f'<text class="name" text-anchor="middle" x="{middle:.1f}" y="{bottom + 31:.1f}">{escape(panel.x.label)}</text>'
+    yield _text("name", "middle", middle, bottom + 31, panel.x.label)
+
+
+def _text(kind: str, anchor: str, x: float, y: float, words: str) -> str:
+    return f'<text class="{kind}" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
 
 
 def _cut(label: str, room: float) -> tuple[str, str]:
@@ -196,12 +222,11 @@ def _rule_labels(panel: Panel, frame: _Frame) -> Iterable[str]:
         if isinstance(mark, Rule) and mark.label:
             if mark.along == "x":
                 at, y = frame.left + frame.width, frame.y(mark.value) - 4
-                yield f'<text class="rule" text-anchor="end" x="{at:.1f}" y="{max(y, frame.top + 8):.1f}">{escape(mark.label)}</text>'
+                yield _text("rule", "end", at, max(y, frame.top + 8), mark.label)
             else:
                 x = frame.x(mark.value)
                 anchor, at = ("end", x - 3) if x > frame.left + 0.6 * frame.width else ("start", x + 3)
-                y = frame.top + 6
-                yield f'<text class="rule" text-anchor="{anchor}" x="{at:.1f}" y="{y:.1f}">{escape(mark.label)}</text>'
+                yield _text("rule", anchor, at, frame.top - 4, mark.label)
 
 
 def _draw(mark: Mark, frame: _Frame, place: int) -> tuple[str, list[dict[str, Any]]]:
@@ -216,7 +241,7 @@ def _points(name: str, place: int, points: Iterable[Sequence[Any]]) -> list[dict
 
 
 def _value(value: float) -> str:
-    return f"{value:,.4g}".replace("-", "−") if abs(value) < 1e6 else f"{value:,.0f}".replace("-", "−")
+    return minus(f"{value:,.4g}" if abs(value) < 1e6 else f"{value:,.0f}")
 
 
 def _line(mark: Line, frame: _Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
@@ -233,7 +258,9 @@ def _line(mark: Line, frame: _Frame, colour: str, place: int) -> tuple[str, list
     name = mark.group if mark.name in ("", mark.group) else f"{mark.group}, {mark.name}"
     points = [[round(px, 1), round(py, 1), _value(x), _value(y)] for piece in pieces for px, py, x, y in piece]
     single = "".join(
-        f'<circle class="{colour} mark" cx="{piece[0][0]:.1f}" cy="{piece[0][1]:.1f}" r="2.5"/>' for piece in pieces if len(piece) == 1
+        f'<circle class="{colour} mark" cx="{piece[0][0]:.1f}" cy="{piece[0][1]:.1f}" r="2.5"/>'
+        for piece in pieces
+        if len(piece) == 1
     )
     return f'<path class="{kind} {colour}" data-g="{place}" d="{path}"{style}/>{single}', _points(name, place, points)
 
@@ -259,13 +286,14 @@ def _dots(mark: Dots, frame: _Frame, colour: str, place: int) -> tuple[str, list
 def shape(place: int, x: float, y: float, size: float) -> str:
     """A marker as a piece of path: which one depends on the group, so that colour is not needed."""
     s = size
-    kind = place % 4
+    kind = (place + place // _COLOURS) % 4  # groups that share a colour differ in this
     if kind == 1:
         return f"M{x - s * 0.9:.1f} {y - s * 0.9:.1f}h{1.8 * s:.1f}v{1.8 * s:.1f}h{-1.8 * s:.1f}z"
     if kind == 2:
         return f"M{x:.1f} {y - 1.2 * s:.1f}l{1.1 * s:.1f} {2 * s:.1f}h{-2.2 * s:.1f}z"
     if kind == 3:
-        return f"M{x:.1f} {y - 1.3 * s:.1f}l{1.2 * s:.1f} {1.3 * s:.1f}l{-1.2 * s:.1f} {1.3 * s:.1f}l{-1.2 * s:.1f} {-1.3 * s:.1f}z"
+        a, b = 1.2 * s, 1.3 * s
+        return f"M{x:.1f} {y - b:.1f}l{a:.1f} {b:.1f}l{-a:.1f} {b:.1f}l{-a:.1f} {-b:.1f}z"
     return f"M{x - s:.1f} {y:.1f}a{s:.1f} {s:.1f} 0 1 0 {2 * s:.1f} 0a{s:.1f} {s:.1f} 0 1 0 {-2 * s:.1f} 0z"
 
 
@@ -278,7 +306,11 @@ def _span(mark: Span, frame: _Frame, colour: str, place: int) -> tuple[str, list
         x, a, b, c = frame.x(mark.at), frame.y(mark.low), frame.y(mark.high), frame.y(mark.centre)
         path = f"M{x:.1f} {a:.1f}V{b:.1f}M{x - 3:.1f} {a:.1f}h6M{x - 3:.1f} {b:.1f}h6"
         centre = (x, c)
-    text = f"{_value(mark.centre)} [{_value(mark.low)}, {_value(mark.high)}]" if mark.low < mark.high else _value(mark.centre)
+    text = (
+        f"{_value(mark.centre)} [{_value(mark.low)}, {_value(mark.high)}]"
+        if mark.low < mark.high
+        else _value(mark.centre)
+    )
     values = [text, ""] if mark.along == "x" else ["", text]
     points = [[round(centre[0], 1), round(centre[1], 1), *values]]
     drawn = f'<path class="span {colour}" data-g="{place}" d="{path}"/>'
@@ -297,7 +329,8 @@ def _bar(mark: Bar, frame: _Frame, colour: str, place: int) -> tuple[str, list[d
         x, w = frame.x(mark.at - mark.width / 2), frame.x(mark.width) - frame.x(0.0)
         y, h = a, b - a
         centre, values = (frame.x(mark.at), frame.y(mark.value)), ["", _value(mark.value)]
-    drawn = f'<rect class="bar {colour}" data-g="{place}" x="{x:.1f}" y="{y:.1f}" width="{max(w, 0.5):.1f}" height="{max(h, 0.5):.1f}"/>'
+    size = f'width="{max(w, 0.5):.1f}" height="{max(h, 0.5):.1f}"'
+    drawn = f'<rect class="bar {colour}" data-g="{place}" x="{x:.1f}" y="{y:.1f}" {size}/>'
     return drawn, _points(mark.name or mark.group, place, [[round(centre[0], 1), round(centre[1], 1), *values]])
 
 
@@ -306,10 +339,12 @@ def _box(mark: Box, frame: _Frame, colour: str, place: int) -> tuple[str, list[d
     low, q25, median, q75, high = (frame.x(value) for value in (mark.low, mark.q25, mark.median, mark.q75, mark.high))
     drawn = (
         f'<path class="span {colour}" data-g="{place}" d="M{low:.1f} {y:.1f}H{q25:.1f}M{q75:.1f} {y:.1f}H{high:.1f}"/>'
-        f'<rect class="bar {colour}" data-g="{place}" x="{q25:.1f}" y="{y - h:.1f}" width="{max(q75 - q25, 1):.1f}" height="{2 * h:g}"/>'
+        f'<rect class="bar {colour}" data-g="{place}" x="{q25:.1f}" y="{y - h:.1f}" width="{max(q75 - q25, 1):.1f}" '
+        f'height="{2 * h:g}"/>'
         f'<path class="median" d="M{median:.1f} {y - h:.1f}v{2 * h:g}"/>'
     )
-    text = f"median {_value(mark.median)}, quarters {_value(mark.q25)} to {_value(mark.q75)}, all {_value(mark.low)} to {_value(mark.high)}"
+    quarters, ends = (f"{_value(a)} to {_value(b)}" for a, b in ((mark.q25, mark.q75), (mark.low, mark.high)))
+    text = f"median {_value(mark.median)}, quarters {quarters}, all {ends}"
     return drawn, _points(mark.name or mark.group, place, [[round(median, 1), round(y, 1), text, ""]])
 
 
@@ -338,7 +373,8 @@ def swatch(style: str, place: int | None = None) -> str:
     if place is not None:
         colour, dash = f"c{place % _COLOURS}", _DASHES[place // _COLOURS % len(_DASHES)]
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
-        inner = f'<path class="line {colour}" d="M1 6H27"{dashes}/><path class="mark {colour}" d="{shape(place, 14, 6, 3.6)}"/>'
+        inner = f'<path class="line {colour}" d="M1 6H27"{dashes}/>'
+        inner += f'<path class="mark {colour}" d="{shape(place, 14, 6, 3.6)}"/>'
     else:
         inner = {
             "line": '<path class="line plain" d="M1 6H27"/>',

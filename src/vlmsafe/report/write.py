@@ -60,7 +60,9 @@ def write_report(
         name = _unique(content, names)
         made: list[Path] = []
         if files:
-            made = write_table(content, folder, name) if isinstance(content, Table) else write_chart(content, folder, name)
+            made = (
+                write_table(content, folder, name) if isinstance(content, Table) else write_chart(content, folder, name)
+            )
         written += made
         parts.append(Part(content, name, tuple(f"{folder.name}/{path.name}" for path in made), lead))
     write_atomically(out, page(material, results(material), parts).encode())
