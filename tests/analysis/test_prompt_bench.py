@@ -26,11 +26,11 @@ def steps():
 
 
 def candidate(steps, name, weight, seed=0):
-    """c_vlm is the hazard under noise; the less weight, the less of it."""
+    """c_vlm is the hazard under noise, and r_vlm falls with it; the less weight, the less of it."""
     seen = steps.filter("scored")
     noise = np.random.default_rng(seed).normal(size=(2, len(seen)))
     negative = 0.5 + 0.1 * (weight * seen["hazard"].to_numpy() + 0.1 * noise[0])
-    positive = 0.5 + 0.001 * noise[1]
+    positive = 0.5 - 0.02 * (weight * seen["hazard"].to_numpy() + 0.1 * noise[1])
     similarities = np.stack([positive, negative], axis=1)
     prompts = (("positive", "safe"), ("negative", "danger"))
     return Candidate(name, positive, negative, positive - negative, prompts, similarities)
@@ -68,9 +68,8 @@ def test_aucs_are_those_of_the_tests_of_one_signal(steps):
 def test_signals_are_turned_towards_danger(steps):
     table = bench(steps, [candidate(steps, "one", 1.0)], resamples=50).aucs
     by = {row["signal"]: row["auc"] for row in table.filter(candidate="one", horizon=20).iter_rows(named=True)}
-    assert by["c_vlm"] > 0.7
-    assert by["-margin"] > 0.7
-    assert abs(by["-r_vlm"] - 0.5) < 0.1
+    assert min(by.values()) > 0.7
+    assert set(by) == {"c_vlm", "-r_vlm", "-margin"}
     assert table.filter(candidate="hazard", horizon=20)["auc"].item() > 0.9
 
 

@@ -8,6 +8,7 @@ from recorded_traces import CONTACTS, PROMPTS, frame, make_run, write_recorded
 from small_embedded import save_small_embedded
 from small_models import save_small_clip
 
+from vlmsafe.embedded.pictures import encode
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.recorded import moments, open_trace, rescore, rescore_sets
 from vlmsafe.evaluation.trace_files import frames_path
@@ -91,6 +92,14 @@ def test_frames_kept_too_seldom_for_a_scorer_of_motion_are_refused(tmp_path):
     pictures = open_trace(write_recorded(tmp_path, every=3)).pictures()
     assert len(list(moments(pictures, 1))) == len(pictures)
     with pytest.raises(InputError, match="record the trace with --every 1, 2 or 4"):
+        list(moments(pictures, 2))
+
+
+def test_earlier_frame_is_never_one_of_another_episode():
+    pictures = pl.DataFrame(
+        [{"episode": e, "step": s, "picture": encode(frame(e, s))} for e, s in ((0, 4), (0, 8), (1, 3), (1, 12))]
+    )
+    with pytest.raises(InputError, match="the frame of step 8 of episode 1 was not kept"):
         list(moments(pictures, 2))
 
 

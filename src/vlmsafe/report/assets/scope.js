@@ -44,15 +44,17 @@
     return text.replace("-", "−");
   };
 
-  // Which scored frame is the newest at a step: its place among the scored ones, -1 before the first.
-  const newest = (episode, step) => {
-    let low = 0, high = episode.scored.length;
+  // How many of an ascending list's values come before one that fails the test.
+  const count = (values, passes) => {
+    let low = 0, high = values.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (episode.scored[middle] <= step) low = middle + 1; else high = middle;
+      if (passes(values[middle])) low = middle + 1; else high = middle;
     }
-    return low - 1;
+    return low;
   };
+  // Which scored frame is the newest at a step: its place among the scored ones, -1 before the first.
+  const newest = (episode, step) => count(episode.scored, (scored) => scored <= step) - 1;
   const valueAt = (signal, step) => {
     const episode = current(), values = signal.of(episode);
     if (!values) return null;
@@ -139,7 +141,7 @@
   const drawPrompts = () => {
     const episode = current(), scorer = data.scorers[state.scorer], box = byId("prompts");
     box.replaceChildren();
-    const groups = [["positive", "positive: r_vlm is their mean"], ["negative", "negative: c_vlm is their mean"], ["", "similarities"]];
+    const groups = [["positive", "positive: r_vlm comes from their mean"], ["negative", "negative: c_vlm comes from their mean"], ["", "similarities"]];
     for (const [group, heading] of groups) {
       const members = scorer.prompts.map((prompt, index) => ({ ...prompt, index })).filter((prompt) => prompt.group === group);
       if (!members.length) continue;
@@ -164,7 +166,7 @@
         drawn.push((step) => {
           const place = newest(episode, step), value = place < 0 ? null : values[place];
           number.textContent = present(value) ? (value < 0 ? "−" : "") + Math.abs(value).toFixed(4) : "-";
-          const lower = present(value) ? sorted.filter((other) => other < value).length / sorted.length : null;
+          const lower = present(value) ? count(sorted, (other) => other < value) / sorted.length : null;
           bar.style.width = lower === null ? "0" : `${100 * lower}%`;
           percent.textContent = lower === null ? "-" : `${Math.round(100 * lower)} %`;
         });
