@@ -114,8 +114,8 @@ def test_scrubbing_moves_frame_cursors_and_values_together(page):
     page.mouse.up()
     assert page.locator("[data-signal='cost'] .value").inner_text() == "0"
     click_step(page, "#timeline", 10)
-    assert page.locator("[data-signal='cost'] .value").inner_text() == "1.5000"
-    assert page.locator("#badge").inner_text() == "contact, cost 1.5000"
+    assert page.locator("[data-signal='cost'] .value").inner_text() == "1.5"
+    assert page.locator("#badge").inner_text() == "contact, cost 1.5"
 
 
 def test_before_the_first_score_there_is_no_frame_and_no_value(page):

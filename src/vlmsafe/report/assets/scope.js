@@ -36,12 +36,17 @@
   const current = () => data.episodes[state.episode];
   const present = (value) => value !== null && value !== undefined;
 
-  const figure = (value) => {
+  // A number as people write it; `steady` keeps its zeros, so that digits do not dance while a film runs.
+  const steady = (value) => {
     if (!present(value)) return "-";
-    if (Number.isInteger(value)) return String(value).replace("-", "−");
     const size = Math.abs(value);
-    const text = size >= 100 ? value.toFixed(1) : size >= 10 ? value.toFixed(2) : size >= 0.001 ? value.toFixed(4) : value.toExponential(1);
+    const digits = size >= 100 ? 1 : size >= 10 ? 2 : 4;
+    const text = size > 0 && size < 0.001 ? value.toExponential(1) : value.toFixed(digits);
     return text.replace("-", "−");
+  };
+  const figure = (value) => {
+    const text = steady(value);
+    return text.includes(".") && !text.includes("e") ? text.replace(/\.?0+$/, "") : text;
   };
 
   // How many of an ascending list's values come before one that fails the test.
@@ -134,7 +139,8 @@
       row.append(name, scale, area, value);
       box.append(row);
       scrubs(area);
-      drawn.push((step) => { value.textContent = figure(valueAt(signal, step)); });
+      const shape = signal.scored ? steady : figure;
+      drawn.push((step) => { value.textContent = shape(valueAt(signal, step)); });
     }
   };
 
@@ -165,7 +171,7 @@
         scrubs(spark);
         drawn.push((step) => {
           const place = newest(episode, step), value = place < 0 ? null : values[place];
-          number.textContent = present(value) ? (value < 0 ? "−" : "") + Math.abs(value).toFixed(4) : "-";
+          number.textContent = steady(value);
           const lower = present(value) ? count(sorted, (other) => other < value) / sorted.length : null;
           bar.style.width = lower === null ? "0" : `${100 * lower}%`;
           percent.textContent = lower === null ? "-" : `${Math.round(100 * lower)} %`;
@@ -399,6 +405,8 @@
   byId("contact-back").addEventListener("click", () => toContact(-1));
   byId("contact-on").addEventListener("click", () => toContact(1));
   scrubs(byId("timeline"));
+  const image = byId("frame"); // of few pixels, each is drawn as a square: blurred, it would show what was not there
+  image.addEventListener("load", () => image.classList.toggle("coarse", image.naturalWidth < 160));
   // The page's own change is heard late, when the moment in view may be another already.
   window.addEventListener("hashchange", () => { if (location.hash !== written) recall(); });
   if (!recall()) open(0);
