@@ -25,6 +25,7 @@ from vlmsafe.training.run import Run
 
 _GUESS = 2**30  # bytes of a run of something that was never measured
 _HORIZON = 1000  # steps of an episode where only the environment knows
+_SIZES = ("clip", "qwen2-vl")
 _FROM_RUNS, _FROM_TABLE, _UNKNOWN = "runs", "table", "not measured"
 
 Key = tuple[str, int, str, int, str, int]
@@ -98,11 +99,12 @@ class Speeds:
         return self.parts.get((env.partition(":")[0], quantity)) if found is None else found
 
     def _scorer(self, name: str, quantity: str) -> float | None:
-        kind = "none" if name == "none" else str(parse_scorer(name))
-        if kind == "none":
+        if name == "none":
             return 0.0
-        found = self.parts.get((kind, quantity))
-        return self.parts.get((kind.partition(":")[0], quantity)) if found is None else found
+        scorer = parse_scorer(name)
+        found = self.parts.get((str(scorer), quantity))
+        # Models of one kind differ in size; of the other scorers, what follows the colon does not matter.
+        return self.parts.get((scorer.kind, quantity)) if found is None and scorer.kind not in _SIZES else found
 
     def _looking(self, env: str, scorers: Iterable[str], every: int) -> float | None:
         """Seconds per step for frames and scores."""

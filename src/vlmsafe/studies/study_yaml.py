@@ -33,6 +33,7 @@ from vlmsafe.envs import env_spec
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.methods import method
+from vlmsafe.report.data import check_entries
 from vlmsafe.signals.scorers import parse_scorer
 from vlmsafe.studies.study import Arm, Look, Part, Study
 
@@ -321,10 +322,15 @@ def _claims(document: Mapping[str, Any], file: _File, arms: Sequence[Arm]) -> Cl
 
 
 def _entries(document: Mapping[str, Any], key: str, file: _File) -> tuple[Any, ...]:
-    """Entries for the report, as they are: what they mean is its own matter."""
+    """Entries for the report, in its words and as they are."""
     value = document.get(key, [])
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise file.wrong((key,), f"'{key}' is {_shown(value)}; expected a list")
+    for index, entry in enumerate(value):
+        try:
+            check_entries(*(([entry], []) if key == "tables" else ([], [entry])))
+        except InputError as error:
+            raise file.wrong((key, index), str(error)) from None
     return tuple(value)
 
 
