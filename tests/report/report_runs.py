@@ -15,7 +15,9 @@ SEEDS = (42, 123, 456, 789)
 EPOCHS, STEPS = 12, 20_000
 
 
-def write_run(folder, method, seed, *, arm=None, env="metadrive-easy", cost=40.0, epochs=EPOCHS, prompts=None, **settings):
+def write_run(
+    folder, method, seed, *, arm=None, env="metadrive-easy", cost=40.0, epochs=EPOCHS, prompts=None, **settings
+):
     """A run whose cost falls to `cost`, with a bonus of 60 where it has a signal; its directory."""
     path = folder / env / (arm or method) / f"seed-{seed}"
     path.mkdir(parents=True)
@@ -32,7 +34,8 @@ def write_run(folder, method, seed, *, arm=None, env="metadrive-easy", cost=40.0
             {
                 "epoch": epoch, "steps": epoch * STEPS, "episodes": 20, "env_return": own,
                 "bonus": 60.0 if signal else None, "shaped_return": own + 60.0 if signal else None,
-                "episode_cost": here, "episode_length": 1000.0, "epoch_cost": here, "budget": 25.0, "cost_gap": here - 25.0,
+                "episode_cost": here, "episode_length": 1000.0, "epoch_cost": here, "budget": 25.0,
+                "cost_gap": here - 25.0,
                 "signal_term": 0.0012 if signal else 0.0, "bracket": here - 25.0, "multiplier": multiplier,
                 "signal_gap": None, "signal_multiplier": None, "positive_score": 0.62 if signal else None,
                 "negative_score": 0.624 if signal else None, "signal_excess": None, "kappa": 0.9 if signal else None,
@@ -61,7 +64,9 @@ def write_evaluation(run, costs, name="held-out", first=10_000, returns=None):
         "route_completion": [0.1 + 0.01 * place for place in range(len(costs))],
     }  # fmt: skip
     kinds = {**EPISODES, "route_completion": pl.Float64, "deterministic": pl.Boolean, "protocol": pl.String}
-    table = pl.DataFrame({key: list(value) for key, value in rows.items()}, schema={key: kinds.get(key) for key in rows})
+    table = pl.DataFrame(
+        {key: list(value) for key, value in rows.items()}, schema={key: kinds.get(key) for key in rows}
+    )
     table.write_parquet(run.evaluations / f"{name}.parquet")
 
 

@@ -36,6 +36,6 @@ def test_an_entry_is_a_kind_or_a_mapping_with_options():
     ],
 )
 def test_an_entry_that_cannot_be_used_is_named(tables, message):
-    with pytest.raises(InputError, match="study.yaml: tables") as caught:
+    with pytest.raises(InputError, match=r"study\.yaml: tables") as caught:
         check_entries(tables, [], "study.yaml")
     assert message in str(caught.value)

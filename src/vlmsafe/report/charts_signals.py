@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
 from vlmsafe.analysis.anticipation import CONTROL
 from vlmsafe.analysis.gate_roc import PRIOR, at_thresholds, calibrated, roc_curve
 from vlmsafe.analysis.tables import floats
 from vlmsafe.report.data import Entry
-from vlmsafe.report.material import Material
+from vlmsafe.report.material import TRACED, Material
 from vlmsafe.report.model import Axis, Box, Chart, Line, Mark, Missing, Panel, Rule, Span
 
 _NAMES = {"kappa": "κ", "negative": "c_vlm", "positive": "r_vlm", "margin": "margin", CONTROL: "step index (control)"}
@@ -22,7 +21,7 @@ def lead_time(material: Material, entry: Entry) -> Chart | Missing:
     panels = []
     envs = [env for env in material.envs(entry) if env in material.lead_times]
     for env in envs:
-        found = material.lead_times[env].filter(pl.col("run").is_null()).drop_nulls("auc").filter(form="standardised")
+        found = material.lead_times[env].drop_nulls("auc").filter(form="standardised")
         for (arm,), own in found.group_by("arm", maintain_order=True):
             horizons = sorted(own["horizon"].unique())
             marks: list[Mark] = [Rule(0.5, "chance")]
@@ -45,7 +44,8 @@ def lead_time(material: Material, entry: Entry) -> Chart | Missing:
         return Missing(entry.kind, "Lead time", why)
     caption = (
         "Above one half a signal is higher before contact. The step index is the control: contacts come late in many "
-        "episodes. Last panel: Spearman's correlation of c_vlm at t with cost at t + k; flat is no warning."
+        "episodes. Last panel: Spearman's correlation of c_vlm at t with cost at t + k; flat is no warning. "
+        f"From at most {TRACED} traced episodes of an arm; vlmsafe diagnose lead-time takes all."
     )
     groups = [*material.arm_names, *_NAMES.values()]
     return Chart(

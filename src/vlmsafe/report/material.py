@@ -11,7 +11,7 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.analysis import gate_roc, lead_time
-from vlmsafe.analysis.tables import stacked
+from vlmsafe.analysis.tables import episode_numbers, stacked
 from vlmsafe.audit import audit
 from vlmsafe.audit.auditor import CLAIMS
 from vlmsafe.audit.claims import Claims, Comparison, comparisons, load_claims
@@ -22,6 +22,8 @@ from vlmsafe.report.data import Entry, StudyInfo
 from vlmsafe.studies.arms import ArmRun, open_arms
 from vlmsafe.studies.side_by_side import SCHEMA, side_by_side
 
+TRACED = 60
+"""Episodes of an arm that figures of traces are made from; `vlmsafe diagnose` takes all."""
 RESAMPLES = 500
 """Of episodes, behind the intervals of traces: enough for a picture, and quick. `vlmsafe diagnose` takes more."""
 
@@ -109,7 +111,10 @@ class Material:
     # -- traces, each computed when it is first asked for
 
     def traces(self, env: str) -> pl.DataFrame | None:
-        """The traces of an environment's runs, stacked; None where no run has one that a scorer looked at."""
+        """The traces of an environment's runs, stacked; None where no run has one that a scorer looked at.
+
+        Of an arm with more than `TRACED` episodes, the first of each run, as many of every one.
+        """
         found: dict[str, dict[str, pl.DataFrame]] = {}
         for arm in self.arms(env, Entry("lead-time")):
             for run in arm.runs:
@@ -117,11 +122,21 @@ class Material:
                 own = _one_scorer(table) if table is not None else None
                 if own is not None and own["scored"].any():
                     found.setdefault(arm.name, {})[run.name] = own
+        for runs in found.values():
+            most = max(1, TRACED // len(runs))
+            for name, own in runs.items():
+                runs[name] = own.filter(pl.col("episode").is_in(own["episode"].unique().sort().head(most).implode()))
         return stacked(found) if found else None
 
     @cached_property
     def lead_times(self) -> dict[str, pl.DataFrame]:
-        return self._of_traces(lambda steps: lead_time.lead_time(steps, resamples=RESAMPLES))
+        """Of `lead_time`, the runs of an arm together."""
+
+        def pooled(steps: pl.DataFrame) -> pl.DataFrame:
+            together = steps.with_columns(run=pl.lit("all"), episode=pl.Series(episode_numbers(steps, "lead time")))
+            return lead_time.lead_time(together, resamples=RESAMPLES).filter(pl.col("run").is_null())
+
+        return self._of_traces(pooled)
 
     @cached_property
     def lead_lags(self) -> dict[str, pl.DataFrame]:

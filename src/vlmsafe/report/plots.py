@@ -38,6 +38,9 @@ def plot(chart: Chart) -> Figure:
     entries = _legend(chart, index) if chart.legend else {}
     if entries:
         legend_below(figure, entries.values(), entries, columns=4)
+    # Laid out once, not again for every format it is saved in.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     return figure
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import polars as pl
-
 from vlmsafe.analysis import lead_time as lead
 from vlmsafe.analysis.anticipation import CONTROL
 from vlmsafe.analysis.gate_roc import gate_medians
@@ -11,7 +9,7 @@ from vlmsafe.analysis.multiplier_replay import replay, summarise
 from vlmsafe.audit.records import RunRecord
 from vlmsafe.errors import InputError
 from vlmsafe.report.data import Entry
-from vlmsafe.report.material import Material
+from vlmsafe.report.material import TRACED, Material
 from vlmsafe.report.measures import count, text
 from vlmsafe.report.model import Cell, Column, Missing, Table
 
@@ -194,7 +192,7 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
         if env not in material.envs(entry):
             continue
         verdicts = {(row["arm"], row["signal"]): row["passes"] for row in lead.verdicts(found).iter_rows(named=True)}
-        for (arm,), own in found.filter(pl.col("run").is_null()).group_by("arm", maintain_order=True):
+        for (arm,), own in found.group_by("arm", maintain_order=True):
             for row in lead.auc_ranges(own).iter_rows(named=True):
                 if row["raw_low"] is None:
                     continue
@@ -222,7 +220,8 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
     ]
     caption = (
         "Above 0.5 a signal is higher before contact. The criterion, fixed in advance and about c_vlm: standardised, "
-        "at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, and above the step index."
+        "at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, and above the step index. "
+        f"From at most {TRACED} traced episodes of an arm; vlmsafe diagnose lead-time takes all."
     )
     return Table(
         "lead-time", entry.title or "Does the signal rise before contact?", columns, rows, caption, entry.label

@@ -1,0 +1,176 @@
+"""Tables hold the numbers of the runs, with intervals, and the published values beside them."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study
+
+from vlmsafe.report.data import TABLES, Entry, StudyInfo
+from vlmsafe.report.exports import cell_text, latex, number_text, table_csv, table_latex
+from vlmsafe.report.material import read_material
+from vlmsafe.report.model import Cell, Column, Missing, Table
+from vlmsafe.report.tables import build_table
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return read_material([write_study(tmp_path_factory.mktemp("study"), traces=True)], StudyInfo("study"))
+
+
+def column(table, name):
+    return [entry.name for entry in table.columns].index(name)
+
+
+def values(table, name):
+    place = column(table, name)
+    return [row[place].value for row in table.rows]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_table_of_a_full_study_has_rows_as_wide_as_its_headings(study, kind):
+    table = build_table(study, Entry(kind))
+    assert isinstance(table, Table), table
+    assert table.rows
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert len({entry.name for entry in table.columns}) == len(table.columns)
+    assert table.title
+
+
+def test_the_summary_is_the_mean_over_runs_with_its_deviation_and_interval(study):
+    table = build_table(study, Entry("summary", source="held-out"))
+    assert values(table, "arm") == [PLAIN, SIGNAL]
+    cell = table.rows[0][column(table, "catastrophe_pct")]
+    rates = np.array([40.0, 45.0, 50.0, 55.0])
+    assert cell.value == pytest.approx(rates.mean())
+    assert cell.std == pytest.approx(rates.std())
+    assert 40.0 <= cell.low < cell.value < cell.high <= 55.0
+
+
+def test_an_interval_needs_three_runs(tmp_path):
+    for seed in (1, 2):
+        write_evaluation(write_run(tmp_path, PLAIN, seed), costs_with(seed))
+    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("summary"))
+    cell = table.rows[0][column(table, "catastrophe_pct")]
+    assert cell.std is not None
+    assert cell.low is None
+
+
+def test_published_values_stand_beside_ours_and_say_what_was_done_otherwise(study):
+    table = build_table(study, Entry("summary", source="paper"))
+    cell = table.rows[0][column(table, "catastrophe_pct")]
+    assert cell.published == pytest.approx(14.0)  # PPOLag on MetaDrive Easy
+    assert cell.mark == "†"  # 240,000 steps are not a million
+    assert any("total_steps 240,000 (paper: 1,000,000)" in note for note in table.notes)
+
+
+def test_costs_over_the_budget_are_marked(study):
+    table = build_table(study, Entry("training"))
+    states = [row[column(table, "cost_final")].state for row in table.rows]
+    assert states == ["over", "over"]
+    shares = [row[column(table, "over_budget")].text for row in table.rows]
+    assert shares == ["4/4", "4/4"]
+
+
+def test_the_comparison_has_the_test_and_the_smallest_p_it_could_have_had(study):
+    table = build_table(study, Entry("comparisons"))
+    (row,) = table.rows
+    assert row[column(table, "p")].text == "1/70"
+    assert row[column(table, "smallest_p")].value == pytest.approx(1 / 70)
+    assert row[column(table, "first_lower")].text == "4/4"
+    assert row[column(table, "says")].text == "lower"
+    assert row[column(table, "difference")].high < 0
+
+
+def test_runs_are_listed_by_seed_and_followed_by_their_mean(study):
+    table = build_table(study, Entry("per-seed", arms=(PLAIN,), source="held-out"))
+    place = column(table, "seed")
+    assert [row[place].text for row in table.rows] == [*map(str, SEEDS), "mean"]
+    assert table.strong == {4}
+
+
+def test_matched_seeds_show_their_differences(study):
+    table = build_table(study, Entry("pairs"))
+    assert [row[column(table, "seed")].text for row in table.rows] == [*map(str, SEEDS), "mean"]
+    assert table.rows[0][column(table, "difference")].value == pytest.approx(5.0 - 40.0)
+
+
+def test_the_bonus_is_taken_out_of_the_logged_return(study):
+    table = build_table(study, Entry("returns"))
+    assert values(table, "bonus_final") == [0.0, 60.0]
+
+
+def test_a_sweep_is_ordered_by_its_setting(tmp_path):
+    for budget in (35.0, 15.0):
+        for seed in (1, 2, 3):
+            write_run(tmp_path, PLAIN, seed, arm=f"d{budget:g}", budget=budget)
+    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("sweep", over=("budget",)))
+    assert values(table, "budget") == [15.0, 35.0]
+    assert values(table, "arm") == ["d15", "d35"]
+
+
+def test_reruns_that_are_equal_never_part_and_others_do(tmp_path):
+    for arm, seed, cost in (("a", 1, 40.0), ("b", 1, 40.0), ("a", 2, 40.0), ("b", 2, 41.0)):
+        write_run(tmp_path, PLAIN, seed, arm=arm, cost=cost)
+    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("divergence"))
+    assert [row[column(table, "epoch")].text for row in table.rows] == ["never", "1"]
+
+
+def test_the_overhead_of_a_signal_is_time_per_step(study):
+    table = build_table(study, Entry("compute"))
+    assert [row[column(table, "overhead_pct")].text for row in table.rows] == ["reference", "+20 %"]
+
+
+def test_what_cannot_be_made_says_which_command_makes_it(tmp_path):
+    write_run(tmp_path, PLAIN, 1)
+    material = read_material([tmp_path], StudyInfo("study"))
+    assert "vlmsafe evaluate" in build_table(material, Entry("summary")).reason
+    assert "vlmsafe trace" in build_table(material, Entry("gate")).reason
+    assert isinstance(build_table(material, Entry("comparisons")), Missing)
+
+
+def test_a_table_on_one_environment_names_it_once(study):
+    table = build_table(study, Entry("multiplier"))
+    assert "metadrive-easy" in table.title
+    assert "env" not in [entry.name for entry in table.columns]
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+
+def test_csv_has_full_precision_and_the_ends_of_intervals(study):
+    table = build_table(study, Entry("summary", source="paper"))
+    rows = list(csv.DictReader(io.StringIO(table_csv(table))))
+    cell = table.rows[1][column(table, "cost")]
+    assert float(rows[1]["cost"]) == cell.value
+    assert float(rows[1]["cost_low"]) == cell.low
+    assert float(rows[0]["catastrophe_pct_published"]) == pytest.approx(14.0)
+
+
+def test_latex_is_balanced_and_escapes_what_would_be_a_command(study):
+    table = build_table(study, Entry("summary"))
+    text = table_latex(table)
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert {line.count(" & ") for line in rows} == {len(table.columns) - 1}
+    assert r"catastrophe \%" in text
+    assert latex("a_b$<\\") == r"a\_b\$\textless{}\textbackslash{}"
+    assert text.count(r"\begin{") == text.count(r"\end{")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (3.14159, 2, "3.14"),
+        (-0.001, 2, "0.00"),
+        (123.456, 2, "123.5"),
+        (1e-5, 4, "1.0e\N{MINUS SIGN}05"),
+        (2e-17, 4, "0.0000"),
+    ],
+)
+def test_numbers_are_as_long_as_they_need_to_be(value, digits, shown):
+    assert number_text(value, Column("x", "x", digits)) == shown
+
+
+def test_a_deviation_has_the_digits_of_its_mean():
+    assert cell_text(Cell(149.79, std=80.72), Column("x", "x", 2)) == "149.8 ± 80.7"
