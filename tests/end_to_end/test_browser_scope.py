@@ -187,6 +187,19 @@ def test_each_prompts_score_on_the_frame_in_view_is_shown_and_its_text_stays_tex
     assert int(share.split()[0]) > 85  # no frame scores higher than one in contact
 
 
+def test_highest_frames_of_a_prompt_are_visited_one_after_another_through_all_episodes(page):
+    button = page.get_by_role("button", name=f"highest: {PROMPTS[1][1]}")
+    visited = []
+    for _ in range(2):
+        button.click()
+        visited.append(where(page)["frame"])
+    # It scores most in contact: of frames 10 and 18 of an episode, less than ten steps apart, only one is a stop.
+    assert set(visited) == {"0.10", "2.6"}
+    assert page.locator("#message").inner_text().startswith("highest 2 of ")
+    page.get_by_role("button", name="lowest: c_vlm").click()
+    assert where(page)["frame"] == "0.20"  # the first frame that no contact follows
+
+
 def test_address_keeps_the_moment(page, file):
     click_step(page, "#timeline", 15)
     until(page, "location.hash === '#0.15'")
@@ -221,3 +234,10 @@ def test_nothing_sticks_out_and_plots_line_up(page, width):
     assert all(abs(left - edges[0][0]) < 1 and abs(right - edges[0][1]) < 1 for left, right in edges)
     short = page.locator("button").evaluate_all("all => all.filter((one) => one.offsetHeight < 28).length")
     assert short == 0
+
+
+def test_on_a_phone_the_frame_stays_in_view_beside_its_prompts(page):
+    page.set_viewport_size({"width": 390, "height": 700})
+    page.locator(".prompt").last.scroll_into_view_if_needed()
+    frame, prompt = (page.locator(place).last.bounding_box() for place in ("#frame-box", ".prompt"))
+    assert 0 <= frame["y"] < frame["y"] + frame["height"] <= prompt["y"] < 700

@@ -144,6 +144,38 @@
     }
   };
 
+  // Where in the file a score is highest, or lowest: moments some steps apart, one after another at each press.
+  const APART = 10, STOPS = 20;
+  const stops = (of, sign) => {
+    const all = data.episodes.flatMap((episode, index) => of(episode).map((value, i) => [index, episode.scored[i], value]));
+    const chosen = [];
+    for (const one of all.filter((stop) => present(stop[2])).sort((a, b) => sign * (b[2] - a[2]))) {
+      if (chosen.length === STOPS) break;
+      if (chosen.every(([index, step]) => index !== one[0] || Math.abs(step - one[1]) >= APART)) chosen.push(one);
+    }
+    return chosen;
+  };
+  let tour = { of: null, stop: 0 };
+  const tours = (name, of, key) => {
+    const box = make("span", { class: "tours" });
+    for (const [word, label, sign] of [["max", "highest", 1], ["min", "lowest", -1]]) {
+      const button = make("button", { type: "button", title: `Go to where this is ${label}, then to the next such moment`, "aria-label": `${label}: ${name}` }, word);
+      button.addEventListener("click", () => {
+        const found = stops(of, sign), same = tour.of === key + word;
+        if (!found.length) return;
+        tour = { of: key + word, stop: same ? (tour.stop + 1) % found.length : 0 };
+        const [index, step] = found[tour.stop];
+        pause();
+        if (index === state.episode) goTo(step); else open(index, step);
+        say(`${label} ${tour.stop + 1} of ${found.length}, episode ${current().episode}`);
+        document.querySelector(`[data-tour="${key + word}"]`).focus(); // it may have been drawn anew
+      });
+      button.dataset.tour = key + word;
+      box.append(button);
+    }
+    return box;
+  };
+
   const drawPrompts = () => {
     const episode = current(), scorer = data.scorers[state.scorer], box = byId("prompts");
     box.replaceChildren();
@@ -151,13 +183,16 @@
     for (const [group, heading] of groups) {
       const members = scorer.prompts.map((prompt, index) => ({ ...prompt, index })).filter((prompt) => prompt.group === group);
       if (!members.length) continue;
-      box.append(make("h3", {}, heading));
+      const title = make("h3", {}, heading);
+      if (group) title.append(tours(group === "positive" ? "r_vlm" : "c_vlm", (one) => one.scores[state.scorer][group], `${state.scorer}.${group}.`));
+      box.append(title);
       for (const prompt of members) {
         const lists = data.episodes.map((one) => one.scores[state.scorer].similarities[prompt.index]);
         const values = episode.scores[state.scorer].similarities[prompt.index];
         const sorted = lists.flat().filter(present).sort((a, b) => a - b);
         const row = make("div", { class: `prompt ${group}` });
-        row.append(make("span", { class: "text" }, prompt.text ?? `${group || "similarity"} ${prompt.index + 1}, no text`));
+        const text = prompt.text ?? `${group || "similarity"} ${prompt.index + 1}, no text`;
+        row.append(make("span", { class: "text" }, text));
         const spark = make("div", { class: "plot spark" });
         spark.append(plot(values, episode.scored, span(lists)));
         addCursor(spark);
@@ -166,7 +201,8 @@
         const bar = make("i"), percent = make("span", { class: "percent" }), back = make("span", { class: "bar" });
         back.append(bar);
         share.append(back, percent);
-        row.append(spark, number, share);
+        const own = (one) => one.scores[state.scorer].similarities[prompt.index];
+        row.append(spark, number, share, tours(text, own, `${state.scorer}.${prompt.index}.`));
         box.append(row);
         scrubs(spark);
         drawn.push((step) => {
