@@ -1,15 +1,20 @@
 """Prompt sets tried on the frames of traces: what is compared, on what, and what is said about it."""
 
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
 from frame_scorer import FrameScorer
 from recorded_traces import PROMPTS, write_recorded
 
+from vlmsafe import train
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.prompt_trial import compare, open_traces
 from vlmsafe.evaluation.recorded import open_trace, rescore
+from vlmsafe.evaluation.trace import trace
 from vlmsafe.evaluation.trace_files import about_path
+from vlmsafe.report.scope import write_scope
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import apply_rule
 
@@ -42,6 +47,13 @@ def test_files_of_one_name_are_told_apart_and_what_was_recorded_stands_beside_th
     trial = compare(open_traces([write_recorded(tmp_path)]), sets, [MINE], resamples=20)
     assert trial.bench.margins["candidate"].to_list() == [*sets, "as recorded"]
     assert trial.title == "ppo-lag on braking, seed 0, held-out"
+
+
+def test_file_named_like_a_control_keeps_its_ending(tmp_path, sets, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(sets[0]).rename(tmp_path / "step.yaml")
+    trial = compare(open_traces([write_recorded(tmp_path)]), ["step.yaml"], [MINE], resamples=20)
+    assert trial.bench.margins["candidate"].to_list() == ["step.yaml", "as recorded"]
 
 
 def test_several_traces_are_pooled_episode_by_episode(tmp_path, sets):
@@ -100,3 +112,16 @@ def test_progress_counts_every_frame_of_every_pass(tmp_path, sets):
     compare(open_traces([write_recorded(tmp_path)]), sets, [MINE], resamples=20,
             on_frames=lambda done, total: heard.append((done, total)))  # fmt: skip
     assert heard[-1] == (72, 72)  # one pass per prompt set
+
+
+def test_a_trace_as_it_is_recorded_can_be_looked_at_and_scored_again(tmp_path):
+    run = train(env="braking", total_steps=400, steps_per_epoch=400, learner={"update_iters": 1}, quiet=True,
+                run_dir=str(tmp_path / "run"))  # fmt: skip
+    recorded = trace(run, ["embedded"], episodes=2, every=4, frames=True, write=True, device="cpu")
+    _, scope = write_scope(run.path)
+    assert scope.frames == int(recorded["scored"].sum())
+    trial = compare(open_traces([run.path]), resamples=20, device="cpu")
+    own = trial.bench.margins.row(0, named=True)
+    # Moments are put together as they were; only colours are rounded.
+    assert own["c_vlm_mean"] == pytest.approx(recorded["negative"].mean(), abs=0.01)
+    assert own["margin_median"] == pytest.approx(recorded["margin"].median(), abs=0.02)

@@ -53,6 +53,9 @@ def test_run_without_a_trace_or_without_frames_is_told_the_command_that_makes_it
     write_recorded(run, "paper-20", every=2, frames=False)
     with pytest.raises(InputError, match=r"without frames; .*' --frames --protocol paper-20 --every 2 --overwrite$"):
         open_trace(run, "paper-20").pictures()
+    lone = write_recorded(tmp_path, frames=False, scorers=("clip", "oracle")).rename(tmp_path / "lone.parquet")
+    with pytest.raises(InputError, match=r"vlmsafe trace RUN --frames --scorer clip --scorer oracle --overwrite$"):
+        open_trace(lone).pictures()
 
 
 def test_what_is_no_trace_is_refused(tmp_path):

@@ -27,6 +27,8 @@ DIFFERENCE_HORIZON = 20
 SIGNALS = ("c_vlm", "-r_vlm", "-margin")
 HAZARD = "hazard"
 """Names the simulator's own hazard among the candidates: what a signal that knows everything would reach."""
+RESERVED = (HAZARD, CONTROL)
+"""Names that no candidate can have."""
 _TAILS = (0.025, 0.975)
 
 
@@ -82,7 +84,7 @@ def bench(steps: pl.DataFrame, candidates: Sequence[Candidate], *, resamples: in
     episode; in contact they are taken as they are.
     """
     names = [candidate.name for candidate in candidates]
-    if not candidates or len(set(names)) < len(names):
+    if not candidates or len({*names, *RESERVED}) < len(names) + len(RESERVED):
         raise InputError(f"the prompt bench compares candidates with names of their own, got: {', '.join(names)}")
     view = _View.of(steps, resamples, seed)
     for candidate in candidates:

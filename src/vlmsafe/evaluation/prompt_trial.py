@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.analysis.auc import RESAMPLES
-from vlmsafe.analysis.prompt_bench import Bench, Candidate, bench
+from vlmsafe.analysis.prompt_bench import RESERVED, Bench, Candidate, bench
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.recorded import (
     DEFAULT_PROTOCOL,
@@ -143,7 +143,7 @@ def _sets(wanted: Sequence[str], own: Onlooker | None) -> dict[str, PromptSet]:
         given = list(dict.fromkeys(wanted))
         stems = [Path(name).stem if name.endswith((".yaml", ".yml")) else name for name in given]
         return {
-            stem if stems.count(stem) == 1 and stem != RECORDED else name: load_prompts(name)
+            stem if stems.count(stem) == 1 and stem not in (RECORDED, *RESERVED) else name: load_prompts(name)
             for stem, name in zip(stems, given, strict=True)
         }
     if own is None or own.prompt_set is None:

@@ -89,9 +89,10 @@ class RecordedTrace:
     @property
     def command(self) -> str:
         """What to type to record it again, with frames."""
-        return trace_command(
-            self.path.parent.parent, self.about.get("protocol"), self.about.get("every", 1), again=True
-        )
+        folder = self.path.parent
+        run = str(folder.parent) if folder.name == "traces" else "RUN"
+        scorers = [one.scorer for one in self.onlookers] if len(self.onlookers) > 1 else []
+        return trace_command(run, self.about.get("protocol"), self.about.get("every", 1), scorers, again=True)
 
     def pictures(self) -> pl.DataFrame:
         """The frames of all scored steps, in the order of the table: episode, step, picture."""
@@ -113,13 +114,17 @@ def _is_similarity(name: str, prefix: str) -> bool:
     return name.startswith(f"{prefix}similarity_") and name.removeprefix(f"{prefix}similarity_").isdigit()
 
 
-def trace_command(run: Path, protocol: str | None = None, every: int = 4, *, again: bool = False) -> str:
+def trace_command(
+    run: str, protocol: str | None = None, every: int = 4, scorers: Sequence[str] = (), *, again: bool = False
+) -> str:
     """What to type to record a trace with frames."""
-    words = ["vlmsafe", "trace", str(run), "--frames"]
+    words = ["vlmsafe", "trace", run, "--frames"]
     if protocol not in (None, DEFAULT_PROTOCOL):
         words += ["--protocol", str(protocol)]
     if every > 1:
         words += ["--every", str(every)]
+    for scorer in scorers:
+        words += ["--scorer", scorer]
     return shlex.join(words + (["--overwrite"] if again else []))
 
 
@@ -161,7 +166,7 @@ def _of_run(run: Run, protocol: str | None) -> Path:
         raise InputError(f"{run.path} has several traces; choose one with --protocol: {', '.join(present)}")
     others = f" (it has: {', '.join(present)})" if present else ""
     raise InputError(
-        f"{run.path} has no trace '{wanted}'{others}; record one with: {trace_command(run.path, protocol)}"
+        f"{run.path} has no trace '{wanted}'{others}; record one with: {trace_command(str(run.path), protocol)}"
     )
 
 
