@@ -9,6 +9,7 @@ import pytest
 from recorded_traces import make_run, write_recorded
 from small_embedded import save_small_embedded
 
+from vlmsafe.cli import main
 from vlmsafe.errors import EXIT_BAD_INPUT
 
 
@@ -23,6 +24,17 @@ def run(tmp_path_factory):
 def vlmsafe(*arguments):
     command = [sys.executable, "-m", "vlmsafe.cli", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
+
+
+def refused(capsys, *arguments):
+    """What a command that cannot be carried out prints; in this process, which saves the start of another."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    assert stopped.value.code == EXIT_BAD_INPUT
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.strip().splitlines()) == 1
+    return printed.err
 
 
 def test_scope_says_where_the_page_is_and_how_large(run, tmp_path):
@@ -43,11 +55,8 @@ def test_scope_says_where_the_page_is_and_how_large(run, tmp_path):
         (("--episodes", "0"), "episodes is 0"),
     ],
 )
-def test_what_the_scope_cannot_show_is_one_line(run, arguments, message):
-    answer = vlmsafe("scope", run, *arguments)
-    assert answer.returncode == EXIT_BAD_INPUT
-    assert len(answer.stderr.strip().splitlines()) == 1
-    assert message in answer.stderr
+def test_what_the_scope_cannot_show_is_one_line(run, arguments, message, capsys):
+    assert message in refused(capsys, "scope", run, *arguments)
 
 
 def test_prompt_sets_are_listed_and_shown():
@@ -62,12 +71,9 @@ def test_bench_compares_prompt_sets_and_scorers_on_recorded_frames(run, tmp_path
     mine = tmp_path / "mine.yaml"
     mine.write_text("positive: [the car drives safely]\nnegative: ['[red]danger', about to hit]\n")
     weights = save_small_embedded(tmp_path / "small.safetensors")
-    scorers = ("--scorer", f"embedded:{weights}", "--scorer", "python:frame_scorer:FrameScorer")
+    scorers = ("--scorer", f"embedded:{weights}")
     sets = ("--prompts", mine, "metadrive-v2", "--resamples", 50, "--each-prompt", "--out", tmp_path / "out")
     answer = vlmsafe("prompts", "bench", run, *sets, *scorers)
-    assert answer.returncode == EXIT_BAD_INPUT  # the folder of the tests' scorer is not on the path
-    assert "cannot import the scorer 'python:frame_scorer:FrameScorer'" in answer.stderr
-    answer = vlmsafe("prompts", "bench", run, *sets, *scorers[:2])
     assert answer.returncode == 0, answer.stderr
     assert "3 episodes, 36 frames, 3 of them in contact, 3 contacts begin" in answer.stdout
     for name in ("mine", "metadrive-v2", "as recorded", "simulator's hazard", "step index", "[red]danger"):
@@ -102,8 +108,5 @@ def test_bench_of_what_was_recorded_prints_json(run):
         (("list", "--json"), "prompts list takes no options"),
     ],
 )
-def test_what_prompts_cannot_do_is_one_line(run, arguments, message):
-    answer = vlmsafe("prompts", *(run if word == "RUN" else word for word in arguments))
-    assert answer.returncode == EXIT_BAD_INPUT
-    assert len(answer.stderr.strip().splitlines()) == 1
-    assert message in answer.stderr
+def test_what_prompts_cannot_do_is_one_line(run, arguments, message, capsys):
+    assert message in refused(capsys, "prompts", *(run if word == "RUN" else word for word in arguments))
