@@ -82,8 +82,8 @@ def test_status_is_plain_where_it_is_not_a_terminal_and_knows_a_study_by_name_fi
     for text in texts:
         assert "\x1b" not in text
         assert rows(text, "speeding") == [
-            ["speeding", "ppo-lag", "2/2", "-", "-", "-", "100", "%", "-", "-"],
-            ["speeding", "oracle", "2/2", "-", "-", "-", "100", "%", "-", "-"],
+            ["speeding", "ppo-lag", "2/2", "100", "%", "-", "-", "done"],
+            ["speeding", "oracle", "2/2", "100", "%", "-", "-", "done"],
         ]
     smaller = shown(capsys, "status", "small.yaml", "--scale", "0.5")
     assert rows(smaller, "speeding")[0][2] == "0/2"

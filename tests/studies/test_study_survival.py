@@ -114,6 +114,6 @@ def test_a_study_with_a_run_that_cannot_be_made_exits_with_an_error_and_finishes
     status = [sys.executable, "-m", "vlmsafe.cli", "study", "status", "runs/speeding"]
     table = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout
     rows = {line.split()[1]: line.split()[2:] for line in table.splitlines() if line.strip().startswith("speeding ")}
-    assert rows["ppo-lag"] == ["1/1", "-", "-", "-", "100", "%", "1/1", "-"]
-    assert rows["oracle"] == ["0/1", "-", "-", "1", "0", "%", "0/1", "-"]
+    assert rows["ppo-lag"] == ["1/1", "100", "%", "1/1", "-", "done"]
+    assert rows["oracle"] == ["0/1", "0", "%", "0/1", "-", "1", "failed"]
     assert "cannot import the scorer" in table

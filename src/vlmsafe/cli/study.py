@@ -13,12 +13,14 @@ import tyro
 from rich import box
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from vlmsafe.cli.consoles import NoOptions, err, listing, out, parse
 from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
 
 if TYPE_CHECKING:
     from vlmsafe.studies.execution import Event
+    from vlmsafe.studies.progress import CellState
     from vlmsafe.studies.study import RunSpec, Study
 
 _REDRAW = 2.0  # seconds
@@ -136,7 +138,7 @@ def _show(command: ShowCommand) -> None:
     specs = study.expand(folder)
     out.print(study.question, style="bold")
     out.print(f"{len(specs)} runs of {len(study.arms)} arms in {folder}\n", markup=False)
-    table = listing("environment", "arm", "method", "seeds", "steps", "evaluations", "traces")
+    table = _wide("environment", "arm", "method", "seeds", "steps", "evaluations", "traces")
     for own in _cells(specs).values():
         first = own[0]
         table.add_row(
@@ -154,7 +156,7 @@ def _plan(command: PlanCommand) -> None:
     study, folder = command.load()
     launcher = LocalLauncher(cores=command.cores)
     found = plan(study.expand(folder), folder.parent, launcher.cores, launcher.memory)
-    table = listing(
+    table = _wide(
         "environment", "arm", "runs", "done", "steps", "hours a run", "core-hours left", "memory", "measured by"
     )
     for row in found.rows:
@@ -212,8 +214,10 @@ def _status(command: StatusCommand) -> None:
     if command.once or not out.is_terminal:
         out.print(_status_table(study, specs, folder))
         return
+    from vlmsafe.studies.progress import cell_states
+
     with _Screen(lambda: _status_table(study, specs, folder)) as screen:
-        while True:
+        while not all(state.done for state in cell_states(specs, {})):
             screen.redraw()
             time.sleep(_REDRAW)
 
@@ -271,28 +275,40 @@ def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table
 
     failed = failures(folder)
     states = list(cell_states(specs, failed))
-    table = Table(box=box.SIMPLE_HEAD, title=f"{study.title}, in {folder}", title_justify="left")
-    table.add_column("environment", no_wrap=True)
-    table.add_column("arm", no_wrap=True)
-    for heading in ("trained", "running", "stopped", "failed", "epochs", "evaluations", "traces"):
+    table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
+    for heading in ("environment", "arm"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("trained", "epochs", "evaluated", "traced"):
         table.add_column(heading, justify="right", no_wrap=True)
-
-    def shown(count: int, colour: str) -> str:
-        return f"[{colour}]{count}[/]" if count else "-"
+    table.add_column("now", overflow="fold")
 
     def share(count: int, total: int) -> str:
         return f"{count}/{total}" if total else "-"
 
     for state in states:
-        colour = "green" if state.trained == state.runs else "default"
         table.add_row(
-            state.env, state.arm, f"[{colour}]{state.trained}/{state.runs}[/]", shown(state.running, "cyan"),
-            shown(state.stopped, "yellow"), shown(state.failed, "red"),
-            f"{100 * state.epochs // state.all_epochs} %", share(state.evaluations, state.all_evaluations),
-            share(state.traces, state.all_traces),
+            state.env, state.arm, share(state.trained, state.runs), f"{100 * state.epochs // state.all_epochs} %",
+            share(state.evaluations, state.all_evaluations), share(state.traces, state.all_traces), _now(state),
         )  # fmt: skip
-    for name, reason in failed.items():
-        table.caption = f"failed: {name}: {reason}"
+    if failed:
+        table.caption = Text("\n".join(f"failed: {name}: {reason}" for name, reason in failed.items()))
+        table.caption_justify = "left"
+    return table
+
+
+def _now(state: CellState) -> str:
+    """What goes on in a cell, in words."""
+    counts = (("running", state.running, "cyan"), ("stopped", state.stopped, "yellow"), ("failed", state.failed, "red"))
+    words = [f"[{colour}]{count} {word}[/]" for word, count, colour in counts if count]
+    return ", ".join(words) or ("[green]done[/]" if state.done else "waiting")
+
+
+def _wide(*headings: str) -> Table:
+    """A table of cells: environment and arm are never cut, and nothing is left out of the others."""
+    table = listing(*headings)
+    table.columns[1].no_wrap = True
+    for column in table.columns[2:]:
+        column.overflow = "fold"
     return table
 
 

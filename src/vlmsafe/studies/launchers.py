@@ -119,7 +119,9 @@ class _Process(Handle):
         return self._process.poll()
 
     def stop(self, now: bool = False) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+        if self.poll() is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):  # it may end by itself in this moment
             if now:
                 os.killpg(self._process.pid, signal.SIGKILL)  # with the simulators it started
             else:

@@ -169,6 +169,12 @@ class CellState:
     traces: int
     all_traces: int
 
+    @property
+    def done(self) -> bool:
+        """Whether every file that the study wants is there."""
+        there = (self.trained, self.evaluations, self.traces)
+        return there == (self.runs, self.all_evaluations, self.all_traces)
+
 
 def cell_states(specs: Sequence[RunSpec], failed: Mapping[str, Any]) -> Iterator[CellState]:
     """The study at a glance, arm by arm; `failed` holds the names of runs that failed."""
