@@ -1,5 +1,6 @@
 """Prompt sets tried on the frames of traces: what is compared, on what, and what is said about it."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,20 @@ def test_traces_recorded_with_different_prompts_have_no_recorded_scores_in_commo
         InputError, match="not recorded with prompts, or the traces with different ones; pass --prompts"
     ):
         compare(open_traces(paths), (), [MINE])
+
+
+def test_what_several_scorers_recorded_is_that_of_one_that_reads_whatever_its_gate(tmp_path, sets):
+    paths = [write_recorded(tmp_path / name, scorers=("oracle", "clip")) for name in ("a", "b")]
+    for path, scale in zip(paths, ("7.0", "9.0"), strict=True):
+        text = about_path(path).read_text().replace('"scale": 100.0', f'"scale": {scale}')
+        head, tail = text.split('"scorer": "clip"')  # the oracle, which comes first, has no prompts
+        for _, prompt in PROMPTS:
+            head = head.replace(json.dumps(prompt), "null")
+        about_path(path).write_text(f'{head}"scorer": "clip"{tail}')
+    trial = compare(open_traces(paths), sets[:1], [MINE], resamples=20)
+    recorded = trial.bench.margins.filter(candidate="as recorded").row(0, named=True)
+    wanted = pl.read_parquet(paths[0]).filter("scored")["clip_margin"].median()
+    assert recorded["margin_median"] == pytest.approx(wanted)
 
 
 def test_trace_scored_again_as_it_was_says_what_the_pictures_changed(tmp_path):

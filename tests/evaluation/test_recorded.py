@@ -7,6 +7,7 @@ from frame_scorer import FrameScorer, MotionScorer
 from recorded_traces import CONTACTS, PROMPTS, frame, make_run, write_recorded
 from small_embedded import save_small_embedded
 from small_models import save_small_clip
+from small_qwen import save_small_qwen
 
 from vlmsafe.embedded.pictures import encode
 from vlmsafe.errors import InputError
@@ -150,3 +151,16 @@ def test_scorer_of_the_users_own_is_asked_set_by_set(tmp_path):
     for label, prompts in SETS.items():
         once = rescore(pictures[0], FrameScorer(prompts), "mine")
         np.testing.assert_array_equal(found[label].similarities, np.concatenate([once, once]))
+
+
+def test_scorer_that_asks_about_a_group_is_labelled_with_its_description(tmp_path):
+    save_small_qwen(tmp_path / "model")
+    pictures = [open_trace(write_recorded(tmp_path)).pictures().head(2)]
+    found = rescore_sets(pictures, parse_scorer(f"qwen2-vl:{tmp_path / 'model'}"), SETS, device="cpu")
+    for one in found.values():
+        assert one.labels == (
+            ("positive", "safe driving conditions"),
+            ("negative", "driving danger or imminent collision"),
+        )
+        assert one.similarities.shape == (2, 2)
+        assert one.bounds == (0.0, 1.0)

@@ -112,13 +112,21 @@ def compare(
     )  # fmt: skip
     result = bench(steps, list(candidates.values()), resamples=resamples, seed=seed)
     notes = [*dict.fromkeys(said), *rounding, *_warnings(traces, result, len(sets))]
-    return Trial("; ".join(trace.title for trace in traces), result, notes)
+    title = "; ".join(trace.title for trace in traces) if len(traces) < 4 else f"{len(traces)} traces"
+    return Trial(title, result, notes)
 
 
 def _shared(traces: Sequence[RecordedTrace]) -> Onlooker | None:
-    """The scorer that all traces were recorded with, the same prompts and gate included; None where there is none."""
-    lists = [trace.onlookers for trace in traces]
-    return next((one for one in lists[0] if all(one in others for others in lists[1:])), None)
+    """The scorer that all traces were recorded with, with the same prompts; None where there is none that reads.
+
+    Its gate may be another in each: kappa is not compared.
+    """
+
+    def known(trace: RecordedTrace) -> dict[Any, Onlooker]:
+        return {(one.scorer, one.prefix, one.prompts): one for one in trace.onlookers if one.prompt_set is not None}
+
+    lists = [known(trace) for trace in traces]
+    return next((one for key, one in lists[0].items() if all(key in others for others in lists[1:])), None)
 
 
 def _texts(own: Onlooker) -> tuple[str | None, ...]:
@@ -132,9 +140,7 @@ def _scorers(wanted: Sequence[str], own: Onlooker | None) -> list[ScorerName]:
             if not name.reads:
                 raise InputError(f"the scorer '{name}' compares with no text; the prompt bench takes those that do")
         return names
-    if own is None or own.prompt_set is None:
-        return [parse_scorer("embedded")]
-    return [parse_scorer(own.scorer)]
+    return [parse_scorer("embedded" if own is None else own.scorer)]
 
 
 def _sets(wanted: Sequence[str], own: Onlooker | None) -> dict[str, PromptSet]:

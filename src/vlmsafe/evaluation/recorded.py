@@ -268,9 +268,7 @@ def rescore_sets(
         for note in scorer.notes(env):
             on_note(note)
         found = _all(pictures, scorer, name, batch, on_frames)
-        whole = scorer.groups == one.sizes
-        described = (("positive", one.positive_description), ("negative", one.negative_description))
-        results[label] = Rescored(found, scorer.groups, scorer.bounds, _labels(one) if whole else described)
+        results[label] = Rescored(found, scorer.groups, scorer.bounds, _asked(name, scorer, one))
     return results
 
 
@@ -278,6 +276,16 @@ def _all(
     pictures: Sequence[pl.DataFrame], scorer: Scorer, name: ScorerName, batch: int, on_frames: Callable[[int], None]
 ) -> Similarities:
     return np.concatenate([rescore(own, scorer, str(name), batch=batch, on_frames=on_frames) for own in pictures])
+
+
+def _asked(name: ScorerName, scorer: Scorer, prompts: PromptSet) -> tuple[tuple[str, str], ...]:
+    """What the columns of a scorer are of: its prompts, or, where it asks about a whole group, its description."""
+    if scorer.groups == prompts.sizes and name.kind != "qwen2-vl":
+        return _labels(prompts)
+    positive, negative = scorer.groups
+    return (("positive", prompts.positive_description),) * positive + (
+        ("negative", prompts.negative_description),
+    ) * negative
 
 
 def _labels(prompts: PromptSet) -> tuple[tuple[str, str], ...]:
