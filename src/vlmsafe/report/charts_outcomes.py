@@ -12,6 +12,7 @@ from vlmsafe.analysis.tables import floats
 from vlmsafe.audit.claims import Outcome
 from vlmsafe.audit.outcomes import values_of
 from vlmsafe.audit.records import Arm
+from vlmsafe.audit.settings import effective
 from vlmsafe.report.data import Entry
 from vlmsafe.report.material import Material
 from vlmsafe.report.measures import LEAST, is_rate, make_chart, mean_of, varied, window_name, word_of
@@ -268,5 +269,6 @@ def sweep(material: Material, entry: Entry) -> Chart | Missing:
 
 
 def _number(arm: Arm, setting: str) -> float | None:
-    value: Any = arm.first.settings.get(setting)
+    """A numeric setting, where it has an effect in this arm."""
+    value: Any = effective(arm.first.settings).get(setting)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

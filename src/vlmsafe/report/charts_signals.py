@@ -37,13 +37,14 @@ def lead_time(material: Material, entry: Entry) -> Chart | Missing:
                     marks.append(Span(name, x, float(centre), float(bottom), float(top), name=label))
             where = f", {env}" if len(envs) > 1 else ""
             along = Axis("contact within the next K steps", tuple(map(str, horizons)))
-            panels.append(Panel(f"{arm}{where}", along, Axis("AUC, standardised within episodes"), marks))
+            panels.append(Panel(f"{arm}{where}", along, Axis("AUC, standardised"), marks))
         panels += _lead_lag(material, env, len(envs) > 1)
     if not panels:
         why = "no traced episode has a contact, so there is nothing to rise before" if envs else _TRACE
         return Missing(entry.kind, "Lead time", why)
     caption = (
-        "Above one half a signal is higher before contact. The step index is the control: contacts come late in many "
+        "Above one half a signal, standardised within episodes, is higher before contact. The step index is the "
+        "control: contacts come late in many "
         "episodes. Last panel: Spearman's correlation of c_vlm at t with cost at t + k; flat is no warning. "
         f"From at most {TRACED} traced episodes of an arm; vlmsafe diagnose lead-time takes all."
     )
@@ -108,7 +109,7 @@ def _share(label: str) -> Axis:
 
 def gate_roc(material: Material, entry: Entry) -> Chart | Missing:
     """ROC of kappa and of the negated margin against contact, and precision and recall by threshold."""
-    panels = []
+    panels, detectors = [], []
     scores = ("κ, s = 100, c = 0", "κ, calibrated on these frames", "negated margin")
     measures = ("precision", "recall", "prevalence")
     envs = [env for env in material.envs(entry) if env in material.gate_cells]
@@ -140,10 +141,11 @@ def gate_roc(material: Material, entry: Entry) -> Chart | Missing:
                 share = float(contact.mean())
                 marks.append(Line("prevalence", [at[0], at[-1]], [share, share], "prevalence", dashed=True))
                 title = f"Calibrated κ as a detector, {arm}{where}"
-                panels.append(Panel(title, _share("threshold on κ"), _share("share"), marks))
+                detectors.append(Panel(title, _share("threshold on κ"), _share("share"), marks))
     if not panels:
         why = "no traced frame is in contact" if envs else _TRACE
         return Missing(entry.kind, "Gate and contact", why)
     caption = "Against contact in the same step; the calibrated gate is judged on the frames it was calibrated on."
     groups = [*scores, *measures, "chance"]
+    panels += detectors
     return Chart("gate-roc", entry.title or "Does the gate know contact?", panels, groups, caption, entry.label)

@@ -21,7 +21,7 @@ from vlmsafe.report.svg import svg, swatch
 
 _SHOWN_RESULTS = 8
 """Comparisons spelled out under the answer; further ones are in their table."""
-_KEYS = ("env", "arm", "first", "second", "first_arm", "second_arm", "run", "seed", "signal", "setting")
+_KEYS = ("env", "arm", "first", "second", "first_arm", "second_arm", "run", "seed", "signal", "setting", "audit")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ def _label(label: str) -> str:
 def _head(column: Column) -> str:
     hint = f' title="{escape(column.hint, quote=True)}"' if column.hint else ""
     kind = _kind(column)
-    return f'<th scope="col" class="{kind}"{hint}><button type="button">{escape(column.heading)}</button></th>'
+    # Names of settings may be broken after a dot or an underscore.
+    heading = escape(column.heading).replace(".", ".<wbr>").replace("_", "_<wbr>")
+    return f'<th scope="col" class="{kind}"{hint}><button type="button">{heading}</button></th>'
 
 
 def _kind(column: Column) -> str:
@@ -212,17 +214,18 @@ def _chart(part: Part) -> str:
         f"{svg(panel, chart, f'{part.name}-{place}')}</figure>"
         for place, panel in enumerate(chart.panels)
     )
-    index = {name: place for place, name in enumerate(chart.groups)}
+    index = chart.places
     names = "".join(
         f'<button type="button" data-g="{index[name]}" aria-pressed="false">'
         f"{swatch('', index[name])}{escape(name)}</button>"
         for name in chart.shown_groups
     )
     keys = "".join(f"<span>{swatch(style)}{escape(text)}</span>" for style, text in chart.keys)
+    four = " four" if len(chart.panels) == 4 else ""
     legend = f'<div class="legend">{names}{keys}</div>' if chart.legend else ""
     return (
         f'<div class="part chart" id="{part.name}"><h3>{escape(chart.title)}{_label(chart.label)}</h3>'
-        f'<p class="caption">{escape(chart.caption)}</p>{legend}<div class="panels">{panels}</div>{_files(part)}</div>'
+        f'<p class="caption">{escape(chart.caption)}</p>{legend}<div class="panels{four}">{panels}</div>{_files(part)}</div>'
     )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+COLOURS = 8
+"""Colours of groups; more groups than that share them."""
 State = Literal["", "over", "within"]
 
 
@@ -215,6 +217,17 @@ class Chart:
     legend: bool = True
     keys: Sequence[tuple[str, str]] = field(default_factory=tuple)
     """Further entries of the legend, (style, text): what line, dashed, band, faint, dot and faint-dot mean."""
+
+    @property
+    def places(self) -> dict[str, int]:
+        """The number of each group, which decides its colour, marker and dashes.
+
+        The same in every chart of a report, unless two groups that are shown would then look alike.
+        """
+        shown = self.shown_groups
+        colours = [self.groups.index(group) % COLOURS for group in shown]
+        order = shown if len(set(colours)) < len(colours) <= COLOURS else self.groups
+        return {group: place for place, group in enumerate(order)}
 
     @property
     def shown_groups(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -18,30 +18,40 @@ from vlmsafe.report.style import INK, MARKERS, PALETTE, QUIET, SMALL, label, leg
 from vlmsafe.report.svg import bars_per_row, limits
 
 _COLUMNS = 3
+_DOTS_PER_INCH = 150  # of the pictures that are saved: text is as wide there as where it was laid out
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1.5, 2)))
 
 
 def plot(chart: Chart) -> Figure:
-    """The whole figure, its panels in rows of three, with one legend below."""
-    columns = min(_COLUMNS, len(chart.panels))
+    """The whole figure, its panels in rows of three (four are a square), with one legend below."""
+    columns = 2 if len(chart.panels) == 4 else min(_COLUMNS, len(chart.panels))
     rows = math.ceil(len(chart.panels) / columns)
     tallest = max(len(panel.y.categories) * max(1.0, 0.4 * bars_per_row(panel)) for panel in chart.panels)
     height = max(2.3, 0.9 + 0.3 * tallest)
-    figure, axes = panels(rows, columns, (0.6 + 3.1 * columns, 0.5 + height * rows))
-    index = {name: place for place, name in enumerate(chart.groups)}
+    entries = _legend(chart, chart.places) if chart.legend else {}
+    width = 0.6 + 3.1 * columns
+    below = 0.2 * math.ceil(len(entries) / _per_row(entries, width)) if entries else 0.0
+    figure, axes = panels(rows, columns, (width, 0.3 + below + height * rows))
+    figure.set_dpi(_DOTS_PER_INCH)
+    index = chart.places
     cells: list[Axes] = axes.flatten().tolist()
     for place, ax in enumerate(cells):
         if place >= len(chart.panels):
             ax.set_visible(False)
             continue
         _panel(ax, chart.panels[place], index)
-    entries = _legend(chart, index) if chart.legend else {}
     if entries:
-        legend_below(figure, entries.values(), entries, columns=4)
+        legend_below(figure, entries.values(), entries, columns=_per_row(entries, width))
     # Laid out once, not again for every format it is saved in.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
+
+
+def _per_row(entries: Iterable[str], width: float) -> int:
+    """How many entries of a legend fit side by side, at most four."""
+    longest = max(len(short(name)) for name in entries)
+    return max(1, min(4, int(width / (0.075 * longest + 0.55))))
 
 
 def _panel(ax: Axes, panel: Panel, index: dict[str, int]) -> None:

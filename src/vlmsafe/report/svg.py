@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from vlmsafe.report.model import COLOURS as _COLOURS
 from vlmsafe.report.model import Axis, Band, Bar, Box, Chart, Dots, Line, Mark, Panel, Rule, Span, minus
 
 WIDTH = 380.0
 _HEIGHT = 236.0
 _ROW = 30.0
 _BAR = 11.0
-_LETTER = 6.1  # pixels, of the font at 11 pixels
-_MOST_NAME = 132.0
-_COLOURS = 8
+_LETTER = 6.8  # pixels, of the font at 11 pixels
+_MOST_NAME = 140.0
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
 
 def svg(panel: Panel, chart: Chart, key: str) -> str:
     """One panel; `key` makes its ids unique in the page."""
     frame = _Frame.around(panel)
-    index = {name: place for place, name in enumerate(chart.groups)}
+    index = chart.places
     drawn, hover = [], []
     for mark in panel.marks:
         place = 0 if isinstance(mark, Rule) else index.get(mark.group, 0)
@@ -235,13 +235,14 @@ def _draw(mark: Mark, frame: _Frame, place: int) -> tuple[str, list[dict[str, An
     return draw(mark, frame, f"c{place % _COLOURS}", place)
 
 
-def _points(name: str, place: int, points: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
+def _points(name: str, points: Iterable[Sequence[Any]], faint: bool = False) -> list[dict[str, Any]]:
+    """Points under one name: [x and y on the picture, both values in words, a further name]."""
     found = [list(point) for point in points]
-    return [{"n": name, "g": place % _COLOURS, "p": found}] if found else []
+    return [{"n": name, **({"f": 1} if faint else {}), "p": found}] if found else []
 
 
 def _value(value: float) -> str:
-    return minus(f"{value:,.4g}" if abs(value) < 1e6 else f"{value:,.0f}")
+    return minus(f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
 
 
 def _line(mark: Line, frame: _Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
@@ -262,7 +263,9 @@ def _line(mark: Line, frame: _Frame, colour: str, place: int) -> tuple[str, list
         for piece in pieces
         if len(piece) == 1
     )
-    return f'<path class="{kind} {colour}" data-g="{place}" d="{path}"{style}/>{single}', _points(name, place, points)
+    return f'<path class="{kind} {colour}" data-g="{place}" d="{path}"{style}/>{single}', _points(
+        name, points, mark.faint
+    )
 
 
 def _band(mark: Band, frame: _Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
@@ -280,7 +283,9 @@ def _dots(mark: Dots, frame: _Frame, colour: str, place: int) -> tuple[str, list
         shapes.append(shape(place, px, py, size))
         values = [_value(x), _value(y)] if not frame.flip else [_value(x), ""]
         points.append([round(px, 1), round(py, 1), *values, name])
-    return f'<path class="{kind} {colour}" data-g="{place}" d="{"".join(shapes)}"/>', _points(mark.group, place, points)
+    return f'<path class="{kind} {colour}" data-g="{place}" d="{"".join(shapes)}"/>', _points(
+        mark.group, points, mark.faint
+    )
 
 
 def shape(place: int, x: float, y: float, size: float) -> str:
@@ -315,7 +320,7 @@ def _span(mark: Span, frame: _Frame, colour: str, place: int) -> tuple[str, list
     points = [[round(centre[0], 1), round(centre[1], 1), *values]]
     drawn = f'<path class="span {colour}" data-g="{place}" d="{path}"/>'
     drawn += f'<path class="mean {colour}" data-g="{place}" d="{shape(place, *centre, 3.4)}"/>'
-    return drawn, _points(mark.name or mark.group, place, points)
+    return drawn, _points(mark.name or mark.group, points)
 
 
 def _bar(mark: Bar, frame: _Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
@@ -331,7 +336,7 @@ def _bar(mark: Bar, frame: _Frame, colour: str, place: int) -> tuple[str, list[d
         centre, values = (frame.x(mark.at), frame.y(mark.value)), ["", _value(mark.value)]
     size = f'width="{max(w, 0.5):.1f}" height="{max(h, 0.5):.1f}"'
     drawn = f'<rect class="bar {colour}" data-g="{place}" x="{x:.1f}" y="{y:.1f}" {size}/>'
-    return drawn, _points(mark.name or mark.group, place, [[round(centre[0], 1), round(centre[1], 1), *values]])
+    return drawn, _points(mark.name or mark.group, [[round(centre[0], 1), round(centre[1], 1), *values]])
 
 
 def _box(mark: Box, frame: _Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
@@ -345,7 +350,7 @@ def _box(mark: Box, frame: _Frame, colour: str, place: int) -> tuple[str, list[d
     )
     quarters, ends = (f"{_value(a)} to {_value(b)}" for a, b in ((mark.q25, mark.q75), (mark.low, mark.high)))
     text = f"median {_value(mark.median)}, quarters {quarters}, all {ends}"
-    return drawn, _points(mark.name or mark.group, place, [[round(median, 1), round(y, 1), text, ""]])
+    return drawn, _points(mark.name or mark.group, [[round(median, 1), round(y, 1), text, ""]])
 
 
 def _rule(mark: Rule, frame: _Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:

@@ -191,6 +191,8 @@ def sweep(material: Material, entry: Entry) -> Table | Missing:
         if cell.value is None:
             continue
         settings = effective(arm.first.settings)
+        if not any(name in settings for name in over):
+            continue
         values = [_setting_cell(settings.get(name, ABSENT)) for name in over]
         runs = len(values_of(arm, outcome, source, entry.window))
         budget = over_budget(arm, source, entry.window)

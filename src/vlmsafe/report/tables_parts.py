@@ -171,7 +171,8 @@ def divergence(material: Material, entry: Entry) -> Table | Missing:
     """Runs of equal seeds in compared arms: the first epoch in which their records differ."""
     rows: list[list[Cell]] = []
     watched = ("env_return", "episode_cost", "multiplier", "kl")
-    for one in material.comparisons(entry):
+    pairs = {(one.env, one.claim.first, one.claim.second): one for one in material.comparisons(entry)}
+    for one in pairs.values():
         first, second = one.first.matched_by, one.second.matched_by
         for key in sorted(set(first) & set(second), key=str):
             a, b = first[key].epochs, second[key].epochs
