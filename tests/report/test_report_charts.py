@@ -24,7 +24,7 @@ def study(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def charts(study):
-    over = {"sweep": ("signal.every", "multiplier.signal_weight")}
+    over = {"sweep": ("total_steps",)}
     return {kind: build_chart(study, Entry(kind, over=over.get(kind, ()))) for kind in FIGURES}
 
 

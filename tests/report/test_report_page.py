@@ -26,7 +26,7 @@ class Document(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "rect", "circle", "path", "br"):
+        if tag not in ("meta", "rect", "circle", "path", "wbr"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):

@@ -96,6 +96,21 @@ def test_matched_seeds_show_their_differences(study):
     assert table.rows[0][column(table, "difference")].value == pytest.approx(5.0 - 40.0)
 
 
+def test_matched_seeds_can_be_asked_for_another_outcome_than_the_claims(study):
+    table = build_table(study, Entry("pairs", source="training", window="last-10"))
+    assert list(dict.fromkeys(values(table, "outcome"))) == ["logged return", "cost"]
+    assert set(values(table, "source")) == {"training, last 10 epochs"}
+    table = build_table(study, Entry("pairs", source="held-out", outcome="violation"))
+    assert set(values(table, "outcome")) == {"violation rate"}
+
+
+def test_tables_of_traces_keep_to_the_arms_that_are_asked_for(study):
+    table = build_table(study, Entry("lead-time", arms=(SIGNAL,)))
+    assert set(values(table, "arm")) == {SIGNAL}
+    assert "vlmsafe trace" in build_table(study, Entry("gate", arms=(PLAIN,))).reason
+    assert isinstance(build_table(study, Entry("gate", source="paper")), Missing)
+
+
 def test_the_bonus_is_taken_out_of_the_logged_return(study):
     table = build_table(study, Entry("returns"))
     assert values(table, "bonus_final") == [0.0, 60.0]
@@ -146,6 +161,15 @@ def test_csv_has_full_precision_and_the_ends_of_intervals(study):
     assert float(rows[1]["cost"]) == cell.value
     assert float(rows[1]["cost_low"]) == cell.low
     assert float(rows[0]["catastrophe_pct_published"]) == pytest.approx(14.0)
+
+
+def test_csv_keeps_text_that_is_more_than_its_number(study):
+    ranges = list(csv.DictReader(io.StringIO(table_csv(build_table(study, Entry("lead-time"))))))
+    assert " to " in ranges[0]["raw"]
+    (row,) = csv.DictReader(io.StringIO(table_csv(build_table(study, Entry("comparisons")))))
+    assert (row["p"], row["runs"]) == ("1/70", "4 / 4")
+    times = list(csv.DictReader(io.StringIO(table_csv(build_table(study, Entry("compute"))))))
+    assert float(times[1]["overhead_pct"]) == pytest.approx(20.0)
 
 
 def test_latex_is_balanced_and_escapes_what_would_be_a_command(study):

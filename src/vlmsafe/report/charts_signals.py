@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 
 from vlmsafe.analysis.anticipation import CONTROL
 from vlmsafe.analysis.gate_roc import PRIOR, at_thresholds, calibrated, roc_curve
@@ -19,9 +20,9 @@ _CURVE_POINTS = 80
 def lead_time(material: Material, entry: Entry) -> Chart | Missing:
     """Standardised AUC by horizon for each arm, and the lead-lag profile of c_vlm."""
     panels = []
-    envs = [env for env in material.envs(entry) if env in material.lead_times]
-    for env in envs:
-        found = material.lead_times[env].drop_nulls("auc").filter(form="standardised")
+    envs = material.lead_times(entry)
+    for env, aucs in envs.items():
+        found = aucs.drop_nulls("auc").filter(form="standardised")
         for (arm,), own in found.group_by("arm", maintain_order=True):
             horizons = sorted(own["horizon"].unique())
             marks: list[Mark] = [Rule(0.5, "chance")]
@@ -38,7 +39,7 @@ def lead_time(material: Material, entry: Entry) -> Chart | Missing:
             where = f", {env}" if len(envs) > 1 else ""
             along = Axis("contact within the next K steps", tuple(map(str, horizons)))
             panels.append(Panel(f"{arm}{where}", along, Axis("AUC, standardised"), marks))
-        panels += _lead_lag(material, env, len(envs) > 1)
+        panels += _lead_lag(material.lead_lags(entry).get(env), env if len(envs) > 1 else "")
     if not panels:
         why = "no traced episode has a contact, so there is nothing to rise before" if envs else _TRACE
         return Missing(entry.kind, "Lead time", why)
@@ -54,15 +55,14 @@ def lead_time(material: Material, entry: Entry) -> Chart | Missing:
     )
 
 
-def _lead_lag(material: Material, env: str, several: bool) -> list[Panel]:
-    profile = material.lead_lags.get(env)
+def _lead_lag(profile: pl.DataFrame | None, env: str) -> list[Panel]:
     known = profile.drop_nulls("spearman") if profile is not None else None
     if known is None or not len(known):
         return []
     marks: list[Mark] = [Rule(0.0), Rule(0.0, along="y")]
     for (arm,), own in known.group_by("arm", maintain_order=True):
         marks.append(Line(str(arm), floats(own, "lag").tolist(), floats(own, "spearman").tolist(), str(arm)))
-    where = f", {env}" if several else ""
+    where = f", {env}" if env else ""
     low, high = floats(known, "spearman").min(), floats(known, "spearman").max()
     y = Axis("Spearman's correlation", low=min(float(low), -0.05), high=max(float(high), 0.05))
     return [Panel(f"c_vlm at t and cost at t + k{where}", Axis("lag k, steps"), y, marks)]
@@ -71,9 +71,8 @@ def _lead_lag(material: Material, env: str, several: bool) -> list[Panel]:
 def gate(material: Material, entry: Entry) -> Chart | Missing:
     """Margins of each run, and its kappa under the prior-symmetric and the calibrated gate."""
     panels = []
-    envs = [env for env in material.envs(entry) if env in material.gate_cells]
-    for env in envs:
-        cells = material.gate_cells[env]
+    envs = material.gate_cells(entry)
+    for env, cells in envs.items():
         rows = cells.select("arm", "run").unique(maintain_order=True).rows()
         single = len({arm for arm, _ in rows}) == 1
         names = tuple(run if single else f"{arm} {run}" for arm, run in rows)
@@ -112,10 +111,11 @@ def gate_roc(material: Material, entry: Entry) -> Chart | Missing:
     panels, detectors = [], []
     scores = ("κ, s = 100, c = 0", "κ, calibrated on these frames", "negated margin")
     measures = ("precision", "recall", "prevalence")
-    envs = [env for env in material.envs(entry) if env in material.gate_cells]
-    for env in envs:
-        steps = material.traces(env)
+    envs = material.gate_cells(entry)
+    for env, cells in envs.items():
+        steps = material.traces(env, entry.source)
         assert steps is not None
+        steps = steps.filter(pl.col("arm").is_in(cells["arm"].unique().implode()))
         for (arm,), own in steps.filter("scored").group_by("arm", maintain_order=True):
             margins, contact = floats(own, "margin"), floats(own, "cost") > 0.0
             fitted = calibrated(margins)

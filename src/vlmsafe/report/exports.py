@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from pathlib import Path
 
 from vlmsafe.report.model import Band, Bar, Box, Cell, Chart, Column, Dots, Line, Rule, Span, Table, minus
@@ -80,12 +81,19 @@ def table_csv(table: Table) -> str:
     writer.writerow(head)
     for row in table.rows:
         values: list[object] = []
-        for cell, column, ends in zip(row, table.columns, used, strict=True):
-            plain = isinstance(cell.value, float) and math.isfinite(cell.value) and column.is_number
-            values += [cell.value if plain and "/" not in cell.text else cell.text or cell.value or ""]
+        for cell, ends in zip(row, used, strict=True):
+            values.append(_exported(cell))
             values += ["" if getattr(cell, end) is None else getattr(cell, end) for end in ends]
         writer.writerow(values)
     return file.getvalue()
+
+
+def _exported(cell: Cell) -> object:
+    """The number in full; the text where it says something else than the number, such as 2/56."""
+    shown = cell.text.replace(",", "").replace("\N{MINUS SIGN}", "-").removesuffix(" %")
+    if isinstance(cell.value, float) and math.isfinite(cell.value) and (not shown or re.fullmatch(r"[-+.\de]+", shown)):
+        return cell.value
+    return cell.text or ("" if cell.value is None else cell.value)
 
 
 def latex(text: str) -> str:

@@ -225,7 +225,8 @@ def _chart(part: Part) -> str:
     legend = f'<div class="legend">{names}{keys}</div>' if chart.legend else ""
     return (
         f'<div class="part chart" id="{part.name}"><h3>{escape(chart.title)}{_label(chart.label)}</h3>'
-        f'<p class="caption">{escape(chart.caption)}</p>{legend}<div class="panels{four}">{panels}</div>{_files(part)}</div>'
+        f'<p class="caption">{escape(chart.caption)}</p>{legend}'
+        f'<div class="panels{four}">{panels}</div>{_files(part)}</div>'
     )
 
 

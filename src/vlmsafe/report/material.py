@@ -108,18 +108,19 @@ class Material:
         """The row of `side_by_side` with the paper's value of a quantity, where there is one."""
         return self._published.get((env, arm, run, source, window if source == "training" else None, quantity))
 
-    # -- traces, each computed when it is first asked for
+    # -- traces: what is computed from them takes seconds, so it is kept
 
-    def traces(self, env: str) -> pl.DataFrame | None:
+    def traces(self, env: str, protocol: str = "") -> pl.DataFrame | None:
         """The traces of an environment's runs, stacked; None where no run has one that a scorer looked at.
 
-        Of an arm with more than `TRACED` episodes, the first of each run, as many of every one.
+        Those of a protocol; without a name held-out, else the first there is. Of an arm with more than `TRACED`
+        episodes, the first of each run, as many of every one.
         """
         found: dict[str, dict[str, pl.DataFrame]] = {}
         for arm in self.arms(env, Entry("lead-time")):
             for run in arm.runs:
-                table = run.traces.get("held-out", next(iter(run.traces.values()), None))
-                own = _one_scorer(table) if table is not None else None
+                some = protocol or next((name for name in ("held-out", *sorted(run.traces)) if name in run.traces), "")
+                own = _one_scorer(run.traces[some]) if some in run.traces else None
                 if own is not None and own["scored"].any():
                     found.setdefault(arm.name, {})[run.name] = own
         for runs in found.values():
@@ -128,38 +129,45 @@ class Material:
                 runs[name] = own.filter(pl.col("episode").is_in(own["episode"].unique().sort().head(most).implode()))
         return stacked(found) if found else None
 
-    @cached_property
-    def lead_times(self) -> dict[str, pl.DataFrame]:
-        """Of `lead_time`, the runs of an arm together."""
+    def lead_times(self, entry: Entry) -> dict[str, pl.DataFrame]:
+        """Of `lead_time`, the runs of an arm together; by environment."""
 
         def pooled(steps: pl.DataFrame) -> pl.DataFrame:
             together = steps.with_columns(run=pl.lit("all"), episode=pl.Series(episode_numbers(steps, "lead time")))
             return lead_time.lead_time(together, resamples=RESAMPLES).filter(pl.col("run").is_null())
 
-        return self._of_traces(pooled)
+        return self._of_traces("lead time", pooled, entry)
+
+    def lead_lags(self, entry: Entry) -> dict[str, pl.DataFrame]:
+        return self._of_traces("lead lag", lead_time.lead_lag, entry)
+
+    def gate_cells(self, entry: Entry) -> dict[str, pl.DataFrame]:
+        return self._of_traces("gate cells", gate_roc.gate_cells, entry)
+
+    def gate_rocs(self, entry: Entry) -> dict[str, pl.DataFrame]:
+        return self._of_traces("gate roc", lambda steps: gate_roc.gate_roc(steps, resamples=RESAMPLES), entry)
 
     @cached_property
-    def lead_lags(self) -> dict[str, pl.DataFrame]:
-        return self._of_traces(lead_time.lead_lag)
+    def _kept(self) -> dict[tuple[str, str, str], pl.DataFrame | None]:
+        return {}
 
-    @cached_property
-    def gate_cells(self) -> dict[str, pl.DataFrame]:
-        return self._of_traces(gate_roc.gate_cells)
-
-    @cached_property
-    def gate_rocs(self) -> dict[str, pl.DataFrame]:
-        return self._of_traces(lambda steps: gate_roc.gate_roc(steps, resamples=RESAMPLES))
-
-    def _of_traces(self, compute: Callable[[pl.DataFrame], pl.DataFrame]) -> dict[str, pl.DataFrame]:
-        """By environment, where it has traces that can be used; those that cannot are the audit's to name."""
-        found = {}
-        for env in self.environments:
-            steps = self.traces(env)
-            if steps is not None:
+    def _of_traces(
+        self, what: str, compute: Callable[[pl.DataFrame], pl.DataFrame], entry: Entry
+    ) -> dict[str, pl.DataFrame]:
+        """By environment, the rows of an entry's arms; traces that cannot be used are the audit's to name."""
+        found: dict[str, pl.DataFrame] = {}
+        for env in self.envs(entry):
+            key = (what, env, entry.source)
+            if key not in self._kept:
+                steps = self.traces(env, entry.source)
                 try:
-                    found[env] = compute(steps)
+                    self._kept[key] = compute(steps) if steps is not None else None
                 except InputError:
-                    continue
+                    self._kept[key] = None
+            table = self._kept[key]
+            if table is not None:
+                own = table.filter(pl.col("arm").is_in(entry.arms)) if entry.arms else table
+                found |= {env: own} if len(own) else {}
         return found
 
 

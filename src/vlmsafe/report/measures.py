@@ -170,6 +170,11 @@ def settings_word(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def by_seed(key: int | str) -> tuple[bool, int, str]:
+    """Seeds by number, then runs by name."""
+    return (True, 0, key) if isinstance(key, str) else (False, key, "")
+
+
 def window_name(window: Window) -> str:
     return "final epoch" if window == "final" else f"last {window.removeprefix('last-')} epochs"
 

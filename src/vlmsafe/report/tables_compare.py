@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.resampling import bootstrap_mean_difference
+from vlmsafe.audit.claims import Outcome
 from vlmsafe.audit.outcomes import source_of, values_of
 from vlmsafe.report.answer import Result, results
 from vlmsafe.report.data import Entry
@@ -16,13 +17,16 @@ from vlmsafe.report.measures import (
     INTERVALS,
     Notes,
     arm_cell,
+    by_seed,
     env_cell,
     env_column,
+    is_rate,
     on_env,
     outcome_column,
     share,
     text,
     window_name,
+    word_of,
 )
 from vlmsafe.report.model import Cell, Column, Missing, Table, minus
 
@@ -139,23 +143,19 @@ def rates(material: Material, entry: Entry) -> Table | Missing:
 
 
 def pairs(material: Material, entry: Entry) -> Table | Missing:
-    """Compared arms seed by seed."""
+    """Compared arms seed by seed: by the claims, or by the source and the outcome that the entry names."""
     rows: list[list[Cell]] = []
     strong: set[int] = set()
-    for one in results(material, material.comparisons(entry)):
-        shared = sorted(key for key in one.first if key in one.second)
+    for names, first, second in _paired(material, entry):
+        shared = sorted((key for key in first if key in second), key=by_seed)
         if not shared:
             continue
-        claim, scale = one.comparison.claim, one.scale
-        names = [text(one.comparison.env), text(claim.first), text(claim.second), text(one.word)]
-        names.append(text(one.source if one.source != "training" else f"training, {window_name(claim.window)}"))
-        for key in shared:
-            a, b = scale * one.first[key], scale * one.second[key]
-            rows.append([*names, text(key), Cell(a), Cell(b), Cell(a - b, minus(f"{a - b:+.2f}"))])
-        means = [scale * float(np.mean([side[key] for key in shared])) for side in (one.first, one.second)]
-        strong.add(len(rows))
-        gap = minus(f"{means[0] - means[1]:+.2f}")
-        rows.append([*names, text("mean"), Cell(means[0]), Cell(means[1]), Cell(means[0] - means[1], gap)])
+        differences = [(str(key), first[key], second[key]) for key in shared]
+        means = [float(np.mean([side[key] for key in shared])) for side in (first, second)]
+        for seed, a, b in [*differences, ("mean", means[0], means[1])]:
+            cells = [text(seed), Cell(a), Cell(b), Cell(a - b, minus(f"{a - b:+.2f}"))]
+            rows.append([*map(text, names), *cells])
+        strong.add(len(rows) - 1)
     if not rows:
         return Missing(entry.kind, "Matched seeds", "no compared arms share a seed")
     columns = [
@@ -172,6 +172,32 @@ def pairs(material: Material, entry: Entry) -> Table | Missing:
     title = entry.title or "Matched seeds"
     caption = "Runs of both arms with the same seed; rates in %."
     return Table("pairs", title, columns, rows, caption, entry.label, frozenset(strong), fold=not entry.asked)
+
+
+_Values = dict[int | str, float]
+
+
+def _paired(material: Material, entry: Entry) -> Iterator[tuple[tuple[str, ...], _Values, _Values]]:
+    """The names of a row, and both arms' numbers by seed; rates in %."""
+    if not entry.source and not entry.outcome:
+        for one in results(material, material.comparisons(entry)):
+            claim, scale = one.comparison.claim, one.scale
+            source = one.source if one.source != "training" else f"training, {window_name(claim.window)}"
+            sides = [{key: scale * value for key, value in side.items()} for side in (one.first, one.second)]
+            yield (one.comparison.env, claim.first, claim.second, one.word, source), sides[0], sides[1]
+        return
+    seen = {(one.env, one.claim.first, one.claim.second): one for one in material.comparisons(entry)}
+    for (env, first, second), pair in seen.items():
+        source = material.source(env, entry)
+        usual: tuple[Outcome, ...] = ("shaped_return", "cost") if source == "training" else ("cost", "catastrophe")
+        for outcome in (entry.outcome,) if entry.outcome else usual:
+            scale = 100.0 if is_rate(outcome) else 1.0
+            sides = [
+                {key: scale * value for key, value in values_of(arm, outcome, source, entry.window).items()}
+                for arm in (pair.first, pair.second)
+            ]
+            where = source if source != "training" else f"training, {window_name(entry.window)}"
+            yield (env, first, second, word_of(outcome), where), sides[0], sides[1]
 
 
 def _difference_cells(first: Sequence[float], second: Sequence[float]) -> list[Cell]:

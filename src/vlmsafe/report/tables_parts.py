@@ -16,7 +16,7 @@ from vlmsafe.audit.settings import ABSENT, effective
 from vlmsafe.errors import VlmsafeError
 from vlmsafe.report.data import Entry
 from vlmsafe.report.material import Material
-from vlmsafe.report.measures import count, settings_word, text
+from vlmsafe.report.measures import by_seed, count, settings_word, text
 from vlmsafe.report.model import Cell, Column, Missing, Table, minus
 
 
@@ -174,7 +174,7 @@ def divergence(material: Material, entry: Entry) -> Table | Missing:
     pairs = {(one.env, one.claim.first, one.claim.second): one for one in material.comparisons(entry)}
     for one in pairs.values():
         first, second = one.first.matched_by, one.second.matched_by
-        for key in sorted(set(first) & set(second), key=str):
+        for key in sorted(set(first) & set(second), key=by_seed):
             a, b = first[key].epochs, second[key].epochs
             together = list(zip(a, b, strict=False))
             if not together:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vlmsafe.analysis import lead_time as lead
 from vlmsafe.analysis.anticipation import CONTROL
 from vlmsafe.analysis.gate_roc import gate_medians
@@ -104,23 +106,14 @@ def multiplier(material: Material, entry: Entry) -> Table | Missing:
 def gate(material: Material, entry: Entry) -> Table | Missing:
     """Medians of margin and kappa, run by run."""
     rows: list[list[Cell]] = []
-    for env, cells in material.gate_cells.items():
-        if env in material.envs(entry):
-            prior = {(row["arm"], row["run"]): row for row in cells.filter(gate="s = 100").iter_rows(named=True)}
-            for row in gate_medians(cells).iter_rows(named=True):
-                own = prior[row["arm"], row["run"]]
-                figures = ("margin_median", "kappa_median_prior", "kappa_median_calibrated")
-                shares = [Cell(100 * own["closed"]), Cell(100 * own["open"])]
-                rows.append(
-                    [
-                        text(env),
-                        text(row["arm"]),
-                        text(row["run"]),
-                        count(own["frames"]),
-                        *(Cell(row[n]) for n in figures),
-                        *shares,
-                    ]
-                )
+    for env, cells in material.gate_cells(entry).items():
+        prior = {(row["arm"], row["run"]): row for row in cells.filter(gate="s = 100").iter_rows(named=True)}
+        for row in gate_medians(cells).iter_rows(named=True):
+            own = prior[row["arm"], row["run"]]
+            figures = ("margin_median", "kappa_median_prior", "kappa_median_calibrated")
+            medians = [Cell(row[name]) for name in figures]
+            shares = [Cell(100 * own["closed"]), Cell(100 * own["open"])]
+            rows.append([text(env), text(row["arm"]), text(row["run"]), count(own["frames"]), *medians, *shares])
     if not rows:
         return Missing(entry.kind, "The gate", _TRACE)
     columns = [
@@ -143,31 +136,23 @@ def gate(material: Material, entry: Entry) -> Table | Missing:
 def gate_roc(material: Material, entry: Entry) -> Table | Missing:
     """AUC of kappa against contact in the same step."""
     rows: list[list[Cell]] = []
-    for env, found in material.gate_rocs.items():
-        if env in material.envs(entry):
-            for row in found.drop_nulls("auc").iter_rows(named=True):
-                fitted = {
-                    None: "",
-                    "same frames": ", calibrated on these frames",
-                    "other half": ", calibrated on others",
-                }
-                name = row["score"].replace("kappa", "κ") + fitted[row["calibrated_on"]]
-                name += f", half {row['half']}" if row["half"] else ""
-                below = row["contact_below_centre"]
-                rows.append(
-                    [
-                        text(env),
-                        text(row["arm"]),
-                        text(name),
-                        count(row["positives"]),
-                        Cell(row["auc"], low=row["low"], high=row["high"]),
-                        Cell(row["contact_margin"]),
-                        Cell(row["free_margin"]),
-                        Cell(None if below is None else 100 * below),
-                    ]
-                )
+    for env, found in material.gate_rocs(entry).items():
+        for row in found.drop_nulls("auc").iter_rows(named=True):
+            below = row["contact_below_centre"]
+            rows.append(
+                [
+                    text(env),
+                    text(row["arm"]),
+                    text(_judged(row)),
+                    count(row["positives"]),
+                    Cell(row["auc"], low=row["low"], high=row["high"]),
+                    Cell(row["contact_margin"]),
+                    Cell(row["free_margin"]),
+                    Cell(None if below is None else 100 * below),
+                ]
+            )
     if not rows:
-        why = "no traced frame is in contact" if material.gate_rocs else _TRACE
+        why = "no traced frame is in contact" if material.gate_rocs(entry) else _TRACE
         return Missing(entry.kind, "Gate and contact", why)
     columns = [
         Column("env", "environment"),
@@ -185,12 +170,17 @@ def gate_roc(material: Material, entry: Entry) -> Table | Missing:
     return Table("gate-roc", entry.title or "Does the gate know contact?", columns, rows, caption, entry.label)
 
 
+def _judged(row: dict[str, Any]) -> str:
+    """Which score, under which gate, on which frames."""
+    fitted = {None: "", "same frames": ", calibrated on these frames", "other half": ", calibrated on others"}
+    half = f", half {row['half']}" if row["half"] else ""
+    return row["score"].replace("kappa", "κ") + fitted[row["calibrated_on"]] + half
+
+
 def lead_time(material: Material, entry: Entry) -> Table | Missing:
     """Ranges of AUCs before contact, per arm, and whether the criterion is met."""
     rows: list[list[Cell]] = []
-    for env, found in material.lead_times.items():
-        if env not in material.envs(entry):
-            continue
+    for env, found in material.lead_times(entry).items():
         verdicts = {(row["arm"], row["signal"]): row["passes"] for row in lead.verdicts(found).iter_rows(named=True)}
         for (arm,), own in found.group_by("arm", maintain_order=True):
             for row in lead.auc_ranges(own).iter_rows(named=True):
@@ -206,9 +196,8 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
                     [text(env), text(arm), text(SIGNALS.get(row["signal"], row["signal"])), *ranges, text(word)]
                 )
     if not rows:
-        why = (
-            _TRACE if not material.lead_times else "no traced episode has a contact, so there is nothing to rise before"
-        )
+        traced = bool(material.lead_times(entry))
+        why = "no traced episode has a contact, so there is nothing to rise before" if traced else _TRACE
         return Missing(entry.kind, "Lead time", why)
     columns = [
         Column("env", "environment"),
