@@ -260,6 +260,7 @@ def test_unequal_unfinished_and_independent_runs_are_trained(folder):
     launcher = InProcess()
     assert len(run(study(text), folder.parent / "other", launcher).done) == 4
     assert trainings(launcher) == 3  # all but oracle, seed 1
+    assert not any("--resume" in words for words in launcher.launched)
     alone, launcher = study(TRAINING.replace("name: small", "name: alone\nindependent: true")), InProcess()
     assert len(run(alone, folder.parent / "alone", launcher).done) == 4
     assert trainings(launcher) == 4

@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 from in_process import InProcess
 
+from vlmsafe.cli import main
 from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from vlmsafe.studies.execution import execute
 from vlmsafe.studies.progress import glance
@@ -80,6 +81,14 @@ def test_a_study_killed_at_random_equals_one_that_was_not(tmp_path):
         assert not is_locked(spec.path)
     found = {str(path.parent.relative_to(killed)) for path in killed.rglob("config.yaml")}
     assert found == {spec.name for spec in specs}
+    assert reported(killed) == reported(whole)
+
+
+def reported(folder: Path) -> dict[str, bytes]:
+    """The tables and figures of a study's report, as numbers; how long something took is left out."""
+    main(["study", "report", str(folder)])
+    tables = sorted((folder / "report").glob("*.csv"))
+    return {path.name: path.read_bytes() for path in tables if "compute" not in path.name}
 
 
 def test_ctrl_c_saves_what_is_running_and_says_how_to_go_on(tmp_path):
