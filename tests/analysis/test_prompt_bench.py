@@ -29,7 +29,8 @@ def candidate(steps, name, weight, seed=0):
     """c_vlm is the hazard under noise, and r_vlm falls with it; the less weight, the less of it."""
     seen = steps.filter("scored")
     noise = np.random.default_rng(seed).normal(size=(2, len(seen)))
-    negative = 0.5 + 0.1 * (weight * seen["hazard"].to_numpy() + 0.1 * noise[0])
+    level = 0.02 * seen["episode"].rle_id().to_numpy()  # differs between episodes, and warns of nothing
+    negative = 0.5 + 0.1 * (weight * seen["hazard"].to_numpy() + 0.1 * noise[0] + level)
     positive = 0.5 - 0.02 * (weight * seen["hazard"].to_numpy() + 0.1 * noise[1])
     similarities = np.stack([positive, negative], axis=1)
     prompts = (("positive", "safe"), ("negative", "danger"))
@@ -122,12 +123,17 @@ def test_margins_say_where_they_lie_and_what_the_gate_makes_of_them(steps):
 
 def test_each_prompt_is_judged_by_itself(steps):
     one = candidate(steps, "one", 1.0)
-    safe, danger = bench(steps, [one], resamples=20).prompts.iter_rows(named=True)
+    result = bench(steps, [one], resamples=20)
+    safe, danger = result.prompts.iter_rows(named=True)
     assert (safe["prompt"], danger["prompt"]) == ("safe", "danger")
     touched = steps.filter("scored")["cost"] > 0
     assert danger["contact_auc"] == pytest.approx(auc(one.negative, touched))
     assert safe["contact_auc"] == pytest.approx(1.0 - auc(one.positive, touched))
-    assert danger["ahead_auc"] > 0.7
+    # The only negative prompt is c_vlm, in another unit.
+    group = result.aucs.filter(candidate="one", signal="c_vlm", horizon=20).row(0, named=True)
+    assert [danger[f"ahead_{name}"] for name in ("auc", "low", "high")] == [
+        group[name] for name in ("auc", "low", "high")
+    ]
 
 
 def test_episodes_without_contact_give_no_auc_and_no_difference(steps):
