@@ -19,6 +19,7 @@ from vlmsafe.cli.consoles import NoOptions, err, listing, out, parse
 from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
 
 if TYPE_CHECKING:
+    from vlmsafe.report.data import StudyInfo
     from vlmsafe.studies.execution import Event
     from vlmsafe.studies.progress import CellState
     from vlmsafe.studies.study import RunSpec, Study
@@ -223,28 +224,33 @@ def _status(command: StatusCommand) -> None:
 
 
 def _report(command: ReportCommand) -> None:
-    from vlmsafe.config_yaml import to_yaml
-    from vlmsafe.report.data import StudyInfo
     from vlmsafe.report.write import write_report
 
     study, folder = command.load()
     if not folder.is_dir():
         raise InputError(f"there is no {folder}; vlmsafe study run {command.study} makes its runs")
-    info = StudyInfo(
+    written = write_report([folder], command.out or folder / "report.html", study_info(study, folder))
+    out.print(f"report: {written.page}", markup=False, soft_wrap=True)
+
+
+def study_info(study: Study, folder: Path) -> StudyInfo:
+    """What a report says of a study, whose runs are in a folder."""
+    from vlmsafe.config_yaml import to_yaml
+    from vlmsafe.report.data import StudyInfo
+
+    return StudyInfo(
         name=study.title,
         question=study.question,
         paper=study.paper,
         tables=study.tables,
         figures=study.figures,
-        command=command.command("run", folder),
+        command=f"vlmsafe study run {shlex.quote(str(folder))}",
         planned=len(study.expand(folder)),
         claims=study.claims if study.claims.comparisons else None,
         definition=to_yaml(study.document),
         arms=tuple(arm.name for arm in study.arms),
         environments=tuple(study.environments),
     )
-    written = write_report([folder], command.out or folder / "report.html", info)
-    out.print(f"report: {written.page}", markup=False, soft_wrap=True)
 
 
 class _Screen:
