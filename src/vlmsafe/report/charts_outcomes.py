@@ -64,6 +64,8 @@ def seed_marks(group: str, place: float, values: dict[int | str, float], along: 
     across = [place - 0.12 + spread * (2 * i / max(len(numbers) - 1, 1) - 1) for i in range(len(numbers))]
     names = [f"seed {key}" if isinstance(key, int) else str(key) for key in values]
     yield Dots(group, numbers, across, names) if along == "x" else Dots(group, across, numbers, names)
+    if len(numbers) == 1:
+        return  # it is its own mean
     mean = float(np.mean(numbers))
     low = high = mean
     if len(numbers) >= LEAST:

@@ -12,10 +12,8 @@ import numpy as np
 from vlmsafe.audit.records import Arm, RunRecord
 from vlmsafe.report.data import Entry
 from vlmsafe.report.material import Material
-from vlmsafe.report.measures import make_chart
+from vlmsafe.report.measures import SEEDS, make_chart
 from vlmsafe.report.model import Axis, Band, Chart, Line, Mark, Missing, Panel, Rule
-
-_SEEDS = (("line", "mean over runs"), ("band", "± 1 deviation"), ("faint", "single runs"))
 
 
 def curve_marks(arms: Sequence[Arm], column: str, fallback: str = "") -> Iterator[Mark]:
@@ -80,7 +78,7 @@ def curves(material: Material, entry: Entry) -> Chart | Missing:
         "Means over the last finished episodes at each epoch. The shaped return holds the signal's bonus: it has an "
         "axis of its own, and does not compare arms."
     )
-    return make_chart(material, entry, "Training curves", panels, caption, _SEEDS)
+    return make_chart(material, entry, "Training curves", panels, caption, SEEDS)
 
 
 def multiplier(material: Material, entry: Entry) -> Chart | Missing:
@@ -107,7 +105,7 @@ def multiplier(material: Material, entry: Entry) -> Chart | Missing:
     if not panels:
         return Missing(entry.kind, "Multipliers", "no arm has a multiplier")
     caption = "What moves λ is the sum of both terms; they are drawn apart because their sizes differ. Mind the axes."
-    return make_chart(material, entry, "Multipliers", panels, caption, _SEEDS)
+    return make_chart(material, entry, "Multipliers", panels, caption, SEEDS)
 
 
 def scores(material: Material, entry: Entry) -> Chart | Missing:
@@ -124,4 +122,4 @@ def scores(material: Material, entry: Entry) -> Chart | Missing:
                 panels.append(Panel(f"{title}{where}", _steps(), Axis("score" if column != "kappa" else "κ"), marks))
     if not panels:
         return Missing(entry.kind, "Scores over training", "no arm has a signal")
-    return make_chart(material, entry, "Scores over training", panels, "Epoch means.", _SEEDS)
+    return make_chart(material, entry, "Scores over training", panels, "Epoch means.", SEEDS)

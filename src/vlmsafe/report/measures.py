@@ -15,7 +15,7 @@ from vlmsafe.audit.records import Arm, RunRecord
 from vlmsafe.audit.settings import ABSENT, effective
 from vlmsafe.report.data import Entry
 from vlmsafe.report.material import Material
-from vlmsafe.report.model import Cell, Chart, Column, Panel
+from vlmsafe.report.model import Band, Cell, Chart, Column, Panel
 
 LEAST = 3
 """Runs from which an interval over runs is shown: two have only three resamples."""
@@ -23,6 +23,8 @@ INTERVALS = (
     f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."
 )
 MARK = "†"
+SEEDS = (("line", "mean over runs"), ("band", "± 1 deviation"), ("faint", "single runs"))
+"""What the lines of a curve mean, for its legend."""
 QUANTITIES: dict[Outcome, str] = {
     "cost": "cost",
     "violation": "violation_pct",
@@ -237,4 +239,9 @@ def make_chart(
     keys: Sequence[tuple[str, str]] = (),
     legend: bool = True,
 ) -> Chart:
-    return Chart(entry.kind, entry.title or title, panels, material.arm_names, caption, entry.label, legend, keys)
+    marks = [mark for panel in panels for mark in panel.marks]
+    several = any(
+        isinstance(mark, Band) for mark in marks
+    )  # else there are no means, bands and single runs to tell apart
+    shown = tuple(keys) if several or keys is not SEEDS else ()
+    return Chart(entry.kind, entry.title or title, panels, material.arm_names, caption, entry.label, legend, shown)

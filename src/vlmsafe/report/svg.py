@@ -112,7 +112,7 @@ def limits(panel: Panel, which: str) -> tuple[float, float]:
     forced = [end for end in (axis.low, axis.high) if end is not None]
     low, high = min([*values, *forced], default=0.0), max([*values, *forced], default=1.0)
     if high - low <= 1e-6 * max(abs(low), abs(high)):  # one value, up to rounding
-        low, high = low - 0.5, high + 0.5
+        low, high = (low if low == axis.low else low - 0.5), (high if high == axis.high else high + 0.5)
     room = 0.05 * (high - low)
     return (
         low if axis.low is not None and low >= axis.low else low - room,
