@@ -77,6 +77,17 @@ def test_what_is_said_in_several_places_is_taken_from_the_innermost():
     assert found["braking", "oracle"].config.learner.gamma == 0.99
 
 
+def test_what_a_study_says_of_the_signal_is_for_arms_that_have_one():
+    text = SMALL.replace(
+        "{steps_per_epoch: 400", "{steps_per_epoch: 400, signal.every: 4, multiplier.signal_weight: 0.03"
+    )
+    every = {run.arm: (run.config.signal.every, run.config.multiplier.signal_weight) for run in specs(text)}
+    assert every == {"ppo-lag": (1, 0.0), "oracle": (4, 0.03)}
+    assert "signal.every is set, but the method 'ppo-lag' has no signal" in error(
+        SMALL.replace("{method: ppo-lag}", "{method: ppo-lag, settings: {signal.every: 4}}")
+    )
+
+
 def test_an_arm_has_runs_only_in_the_environments_it_names():
     text = SMALL.replace("{method: ppo-lag}", "{method: ppo-lag, environments: [braking]}")
     assert {(run.env, run.arm) for run in specs(text)} == {

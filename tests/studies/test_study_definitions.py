@@ -12,7 +12,7 @@ from vlmsafe.config_yaml import flatten, to_dict
 from vlmsafe.report.data import check_entries
 from vlmsafe.studies.published import left_out, tables
 from vlmsafe.studies.published_values import looks_at_frames, paper_config
-from vlmsafe.studies.study_yaml import load_study, shipped_studies
+from vlmsafe.studies.study_yaml import load_study, parse_study, shipped_studies
 
 FOLDER = Path("runs")
 DOCS = Path(__file__).parents[2] / "docs" / "studies.md"
@@ -200,6 +200,12 @@ def test_the_page_maps_every_label_to_a_study_that_exists_and_a_command():
         assert all(label in load_study(name).paper for name in studies), label
     for name in shipped_studies():
         assert f"`{name}`" in text
+
+
+def test_the_example_on_the_page_is_a_study():
+    (example,) = re.findall(r"^```yaml\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.M | re.S)
+    runs = parse_study(example, "the example").expand(FOLDER)
+    assert Counter(run.arm for run in runs) == {"without": 6, "with": 6, "own-prompts": 2}
 
 
 def test_files_use_no_anchors_so_that_what_is_written_beside_the_runs_reads_the_same():

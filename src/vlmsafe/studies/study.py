@@ -17,7 +17,7 @@ from vlmsafe.audit.claims import Claims
 from vlmsafe.config import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.protocols import protocol
-from vlmsafe.methods import check_method, config_from
+from vlmsafe.methods import check_method, config_from, method
 from vlmsafe.signals.scorers import known_rules, parse_scorer
 
 LEAST_SEEDS = 2  # with one, no interval, deviation or test would be computed
@@ -171,7 +171,7 @@ class Study:
                 part = arm.in_environment(env)
                 if part is None:
                     continue
-                part = part.over(own.over(self.base))
+                part = part.over(_for_method(own.over(self.base), arm.method))
                 for place, seed in enumerate(fewer_seeds(part.seeds or (), self.scale)):
                     config = self._config(env, arm, part, seed, folder / folder_of(env) / arm.name / f"seed-{seed}")
                     evaluations, traces = (
@@ -203,6 +203,14 @@ class Study:
         for look in self.traces:
             scorers = (self.scorer if self.scorer and not _comes_along(name) else name for name in look.scorers)
             yield replace(look, scorers=tuple(dict.fromkeys(scorers)))
+
+
+def _for_method(part: Part, name: str) -> Part:
+    """What a study or an environment sets for all arms; what it says of the signal is for those that have one."""
+    if method(name).signal.scorer != "none":
+        return part
+    kept = {key: value for key, value in part.settings.items() if not key.startswith(("signal.", "multiplier.signal_"))}
+    return replace(part, settings=kept)
 
 
 def folder_of(env: str) -> str:
