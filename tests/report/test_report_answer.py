@@ -88,6 +88,29 @@ def test_a_correction_that_is_claimed_is_applied(tmp_path, correction, alphas, d
     assert all(("correction for 2 tests" in sentence(one)) == (correction != "none") for one in found)
 
 
+def test_an_interval_is_widened_by_a_correction(tmp_path):
+    pair(tmp_path, [4, 5, 6, 5], [5, 7, 8, 7])
+    common = {"outcome": "catastrophe", "source": "held-out", "test": "bootstrap"}
+    widths, decided = [], []
+    for correction in ("none", "bonferroni"):
+        claims = Claims(tuple(Claim(SIGNAL, PLAIN, alpha=alpha, **common) for alpha in (0.05, 0.04, 0.03)), correction)
+        one = results(read_material([tmp_path], StudyInfo("study", claims=claims)))[0]
+        widths.append(one.interval.high - one.interval.low)
+        decided.append(one.decided)
+        assert one.interval.level == pytest.approx(0.95 if correction == "none" else 1 - 0.05 / 3)
+    assert widths[1] > widths[0]
+    assert decided[0] == -1
+
+
+def test_few_runs_are_judged_by_the_corrected_level(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])  # 1/70 could be below 0.05, but not below a fifth of it
+    common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
+    claims = Claims(tuple(Claim(SIGNAL, PLAIN, **common) for _ in range(5)), "bonferroni")
+    one = results(read_material([tmp_path], StudyInfo("study", claims=claims)))[0]
+    assert one.decided == 0
+    assert "So few runs never could" in sentence(one)
+
+
 def test_a_finding_stands_beside_the_comparison_it_is_about_and_no_other(tmp_path):
     material, (one,) = worked_out(write_study(tmp_path), sides="less")
     wheres = [finding.where for finding in material.audit.findings]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from vlmsafe.analysis.resampling import LEVEL, Interval, bootstrap_mean_difference
-from vlmsafe.audit.claims import Comparison
+from vlmsafe.audit.claims import Claim, Comparison
 from vlmsafe.audit.findings import Audit, Finding, Severity, counted
-from vlmsafe.audit.outcomes import WORDS, Verdict, judge, smallest_p, source_of, values_of
+from vlmsafe.audit.outcomes import WORDS, Values, Verdict, judge, smallest_p, source_of, values_of
 from vlmsafe.report.material import Material
 from vlmsafe.report.model import minus
 
@@ -40,8 +40,10 @@ class Result:
     interval: Interval | None
     smallest: float | None
     """The smallest p that so many runs can give."""
+    level: float
+    """That p, or one minus the coverage of the interval, has to be below: the claimed one, corrected where claimed."""
     decided: int
-    """As the verdict's, after the correction for several tests that the study claims."""
+    """-1 where the first arm is lower, 1 where it is higher, 0 where the test does not decide."""
     correction: str
     finding: Finding | None
     """The audit's worst about this comparison."""
@@ -71,8 +73,7 @@ class Result:
 def results(material: Material, chosen: Sequence[Comparison] | None = None) -> list[Result]:
     """Every comparison worked out; tests that the claims correct for are corrected together."""
     found = [_result(one, material.audit) for one in material.compared]
-    correction = material.claims.correction if material.claims else "none"
-    corrected = _corrected(found, correction)
+    corrected = _corrected(found, material.claims.correction if material.claims else "none")
     return [one for one in corrected if chosen is None or any(one.comparison is other for other in chosen)]
 
 
@@ -81,15 +82,29 @@ def _result(comparison: Comparison, audit: Audit) -> Result:
     first, second = (
         values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)
     )
-    verdict = judge(claim, first, second)
-    enough = min(len(first), len(second)) >= 2
-    level = 1.0 - claim.alpha if claim.test == "bootstrap" else LEVEL
-    interval = bootstrap_mean_difference(list(first.values()), list(second.values()), level=level) if enough else None
+    verdict = judge(claim, first, second) if claim.test != "none" else None
     paired = len(set(first) & set(second))
-    smallest = smallest_p(claim, len(first), len(second), paired) if first and second else None
-    decided = verdict.decided if verdict is not None and claim.test != "none" else 0
-    worst = _worst_about(comparison, source, audit)
-    return Result(comparison, source, first, second, verdict, interval, smallest, decided, "", worst)
+    return Result(
+        comparison,
+        source,
+        first,
+        second,
+        verdict,
+        _interval(claim, first, second, claim.alpha),
+        smallest_p(claim, len(first), len(second), paired) if first and second else None,
+        claim.alpha,
+        verdict.decided if verdict is not None else 0,
+        "",
+        _worst_about(comparison, source, audit),
+    )
+
+
+def _interval(claim: Claim, first: Values, second: Values, alpha: float) -> Interval | None:
+    """Of the difference over runs: at the level of the claim where it is the test, else at the usual one."""
+    if min(len(first), len(second)) < 2:
+        return None
+    level = 1.0 - alpha if claim.test == "bootstrap" else LEVEL
+    return bootstrap_mean_difference(list(first.values()), list(second.values()), level=level)
 
 
 def _worst_about(comparison: Comparison, source: str, audit: Audit) -> Finding | None:
@@ -112,31 +127,38 @@ def _worst_about(comparison: Comparison, source: str, audit: Audit) -> Finding |
 
 
 def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
-    """Decisions that hold with as many tests as there are, by Bonferroni's or Holm's thresholds."""
-    tested = [one for one in found if one.verdict is not None and one.verdict.p is not None]
+    """Decisions that hold with as many tests as there are.
+
+    Bonferroni's level is the claimed one over their number. Holm's is that for the smallest p, over one test less for
+    each that follows, and none is decided after one that is not; intervals, which have no p, get Bonferroni's.
+    """
+    tested = [one for one in found if one.verdict is not None]
     if correction == "none" or not tested:
         return list(found)
-    ranked = sorted(tested, key=lambda one: _p(one))
-    holds: dict[int, bool] = {}
-    still = True
-    for place, one in enumerate(ranked):
-        many = len(ranked) if correction == "bonferroni" else len(ranked) - place
-        passes = _p(one) < one.comparison.claim.alpha / many
-        still = still and passes
-        holds[id(one)] = passes if correction == "bonferroni" else still
+    many, still = len(tested), True
+    by_p = sorted((one for one in tested if _p(one) is not None), key=lambda one: _p(one) or 0.0)
     name = {"bonferroni": "Bonferroni's", "holm": "Holm's"}[correction]
-    text = f"with {name} correction for {len(ranked)} tests"
-    return [_with(one, one.decided if holds[id(one)] else 0, text) if id(one) in holds else one for one in found]
+    text = f"with {name} correction for {counted(many, 'test')}"
+    changed: dict[int, Result] = {}
+    for one in tested:
+        claim = one.comparison.claim
+        if _p(one) is None:
+            level = claim.alpha / many
+            interval = _interval(claim, one.first, one.second, level)
+            decided = one.decided if interval is not None and interval.excludes_zero else 0
+            changed[id(one)] = replace(one, interval=interval, level=level, decided=decided, correction=text)
+    for place, one in enumerate(by_p):
+        left = many - place if correction == "holm" else many
+        level = one.comparison.claim.alpha / left
+        holds = (_p(one) or 0.0) < level
+        still = still and holds
+        kept = holds if correction == "bonferroni" else still
+        changed[id(one)] = replace(one, level=level, decided=one.decided if kept else 0, correction=text)
+    return [changed.get(id(one), one) for one in found]
 
 
-def _p(result: Result) -> float:
-    assert result.verdict is not None
-    assert result.verdict.p is not None
-    return result.verdict.p
-
-
-def _with(result: Result, decided: int, correction: str) -> Result:
-    return Result(**{**vars(result), "decided": decided, "correction": correction})
+def _p(result: Result) -> float | None:
+    return result.verdict.p if result.verdict is not None else None
 
 
 # -- in words -------------------------------------------------------------------------------------------------------
@@ -206,7 +228,7 @@ def _decision(result: Result) -> str:
         word = "lower" if result.decided < 0 else "higher"
         return f"The test decides: {word} ({how})."
     text = f"The test does not tell them apart ({how})."
-    if result.smallest is not None and result.smallest >= claim.alpha:
+    if result.smallest is not None and result.smallest >= result.level:
         text += f" So few runs never could: the smallest p they can give is {result.smallest:.2g}."
     return text
 

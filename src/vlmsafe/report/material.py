@@ -187,7 +187,8 @@ def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
         [Path(path) for path in paths],
         sources,
         every_arm,
-        comparisons(every_arm, kept),
+        # At the level that was claimed: the answer corrects it for as many tests as there turn out to be.
+        comparisons(every_arm, replace(kept, correction="none") if kept is not None else None),
         kept,
         audit(paths, claims=kept if kept is not None else Claims()),
         beside,
