@@ -163,6 +163,21 @@ def test_the_page_is_as_wide_as_the_window_and_no_panel_sticks_out(opened, width
     assert all(left >= 0 and right <= width and height > 60 for left, right, height in boxes)
 
 
+def test_no_label_is_cut_off_by_the_edge_of_its_picture(opened):
+    page = opened()
+    cut = page.eval_on_selector_all(
+        "svg.plot",
+        """plots => plots.flatMap(plot => {
+            const frame = plot.getBoundingClientRect();
+            return [...plot.querySelectorAll('text')].filter(text => {
+                const box = text.getBoundingClientRect();
+                return box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1;
+            }).map(text => [plot.getAttribute('aria-label'), text.textContent]);
+        })""",
+    )
+    assert cut == []
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_labels_of_an_axis_overlap(opened, width):
     page = opened(width)

@@ -102,6 +102,15 @@ def test_an_interval_is_widened_by_a_correction(tmp_path):
     assert decided[0] == -1
 
 
+def test_a_claim_without_a_test_is_none_of_those_corrected_for(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])
+    common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
+    claims = Claims((Claim(SIGNAL, PLAIN, **common), Claim(SIGNAL, PLAIN, **{**common, "test": "none"})), "bonferroni")
+    one, other = results(read_material([tmp_path], StudyInfo("study", claims=claims)))
+    assert (one.level, one.decided) == (0.05, -1)
+    assert other.correction == ""
+
+
 def test_few_runs_are_judged_by_the_corrected_level(tmp_path):
     pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])  # 1/70 could be below 0.05, but not below a fifth of it
     common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}

@@ -12,7 +12,7 @@ from vlmsafe.report.charts_training import curve_marks
 from vlmsafe.report.data import FIGURES, Entry, StudyInfo
 from vlmsafe.report.exports import chart_csv
 from vlmsafe.report.material import read_material
-from vlmsafe.report.model import Axis, Band, Bar, Box, Chart, Dots, Line, Panel, Rule, Span
+from vlmsafe.report.model import Axis, Band, Bar, Box, Chart, Dots, Line, Missing, Panel, Rule, Span
 from vlmsafe.report.plots import plot
 from vlmsafe.report.svg import limits, svg, ticks
 
@@ -46,6 +46,15 @@ def test_both_drawings_have_all_panels(charts, kind):
     for place, panel in enumerate(chart.panels):
         root = ElementTree.fromstring(svg(panel, chart, f"p{place}"))
         assert root.get("aria-label") == panel.title
+
+
+def test_runs_that_have_only_begun_do_no_harm(tmp_path):
+    write_run(tmp_path, PLAIN, 1, epochs=0)
+    write_run(tmp_path, SIGNAL, 2, epochs=1)
+    material = read_material([tmp_path], StudyInfo("study"))
+    for kind in FIGURES:
+        chart = build_chart(material, Entry(kind))
+        assert isinstance(chart, Missing) or plot(chart).axes
 
 
 def test_environment_return_and_shaped_return_never_share_an_axis(charts):

@@ -4,9 +4,11 @@ import csv
 import io
 
 import numpy as np
+import polars as pl
 import pytest
 from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
+from vlmsafe.report import paper
 from vlmsafe.report.data import TABLES, Entry, StudyInfo
 from vlmsafe.report.exports import cell_text, latex, number_text, table_csv, table_latex
 from vlmsafe.report.material import read_material
@@ -111,6 +113,13 @@ def test_tables_of_traces_keep_to_the_arms_that_are_asked_for(study):
     assert isinstance(build_table(study, Entry("gate", source="paper")), Missing)
 
 
+def test_of_many_traced_episodes_as_many_of_every_run_are_taken(study, monkeypatch):
+    monkeypatch.setattr("vlmsafe.report.material.TRACED", 8)
+    steps = study.traces("metadrive-easy")
+    counts = steps.group_by("run").agg(pl.col("episode").n_unique())["episode"].to_list()
+    assert counts == [2, 2, 2, 2]
+
+
 def test_the_bonus_is_taken_out_of_the_logged_return(study):
     table = build_table(study, Entry("returns"))
     assert values(table, "bonus_final") == [0.0, 60.0]
@@ -143,6 +152,42 @@ def test_what_cannot_be_made_says_which_command_makes_it(tmp_path):
     assert "vlmsafe evaluate" in build_table(material, Entry("summary")).reason
     assert "vlmsafe trace" in build_table(material, Entry("gate")).reason
     assert isinstance(build_table(material, Entry("comparisons")), Missing)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_runs_that_have_only_begun_do_no_harm(begun, kind):
+    assert isinstance(build_table(begun, Entry(kind, over=("budget",) if kind == "sweep" else ())), Table | Missing)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("begun")
+    write_run(folder, PLAIN, 1, epochs=0)
+    write_run(folder, SIGNAL, 1, epochs=0)
+    write_run(folder, SIGNAL, 2, epochs=1)
+    return read_material([folder], StudyInfo("study"))
+
+
+def test_which_scorer_looked_is_said_beside_published_values(tmp_path):
+    path = write_run(tmp_path, SIGNAL, 42).path
+    config = path / "config.yaml"
+    config.write_text(config.read_text().replace("clip:openai/clip-vit-base-patch32", "embedded"))
+    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("training"))
+    assert any(
+        "Ours: signal.scorer embedded (paper: clip:openai/clip-vit-base-patch32)" in note for note in table.notes
+    )
+
+
+def test_published_gates_times_and_scores_stand_beside_ours(study):
+    gate = build_table(study, Entry("gate"))
+    first = gate.rows[[row[1].text for row in gate.rows].index("seed-42")]
+    assert first[column(gate, "margin_median")].published == 0.046
+    times = build_table(study, Entry("compute"))
+    assert [row[column(times, "steps_per_second")].published for row in times.rows] == [131, 101]
+    assert paper.scores("formula-one-l2", "rnd", 42)[100_000] == 0.0128
+    assert paper.scores("formula-one-l2", "qwen2-vl:x", 123)[1_000_000] == 0.616
+    assert "c_vlm 0.199 to 0.452 raw" in paper.lead_time_line("formula-one-l2")
+    assert not paper.lead_time_line("metadrive-easy")
 
 
 def test_a_table_on_one_environment_names_it_once(study):

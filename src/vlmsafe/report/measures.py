@@ -95,7 +95,8 @@ class Notes:
         if not self._any:
             return []
         lines = ["Published values stand under ours, with the published deviation over runs where there is one."]
-        found = list(self._found)
+        # Which scorer looked is said whatever else is cut.
+        found = sorted(self._found, key=lambda text: not text.startswith("signal.scorer"))
         if found:
             more = f"; and {len(found) - most} more, see the table of published values" if len(found) > most else ""
             lines.append(f"{MARK} obtained under other conditions. Ours: {'; '.join(found[:most])}{more}.")

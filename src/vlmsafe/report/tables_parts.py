@@ -14,9 +14,10 @@ from vlmsafe.audit.check_conclusion import passive_threshold
 from vlmsafe.audit.records import Arm, RunRecord
 from vlmsafe.audit.settings import ABSENT, effective
 from vlmsafe.errors import VlmsafeError
+from vlmsafe.report import paper
 from vlmsafe.report.data import Entry
 from vlmsafe.report.material import Material
-from vlmsafe.report.measures import by_seed, count, settings_word, text
+from vlmsafe.report.measures import MARK, by_seed, count, settings_word, text
 from vlmsafe.report.model import Cell, Column, Missing, Table, minus
 
 
@@ -126,15 +127,16 @@ def compute(material: Material, entry: Entry) -> Table | Missing:
             if plain and arm.name != plain[0]:
                 factor = per_step / float(np.mean([seconds / steps for seconds, _, steps in spent[plain[0]]]))
             every = arm.first.config.signal.every if arm.has_signal else None
+            beside = paper.times(env, arm.first.config.method)
             rows.append(
                 [
                     text(env),
                     text(arm.name),
                     count(every) if every else text("none"),
                     count(len(own)),
-                    Cell(float(np.mean(hours)), low=min(hours), high=max(hours)),
-                    Cell(float(np.mean([collect / 3600 for _, collect, _ in own]))),
-                    Cell(1.0 / per_step),
+                    _timed(float(np.mean(hours)), beside.get("hours"), hours),
+                    _timed(float(np.mean([collect / 3600 for _, collect, _ in own])), beside.get("rollout_hours")),
+                    _timed(1.0 / per_step, beside.get("steps_per_second")),
                     Cell(100 * (factor - 1), minus(f"{100 * (factor - 1):+.0f} %"))
                     if factor is not None
                     else text("reference" if plain and arm.name == plain[0] else ""),
@@ -153,7 +155,14 @@ def compute(material: Material, entry: Entry) -> Table | Missing:
         Column("overhead_pct", "time per step", 0, hint="against the first arm without a signal"),
     ]
     caption = "Wall time of the epochs that were recorded, evaluation excluded; on whatever machine each run was made."
-    return Table("compute", entry.title or "What it costs to train", columns, rows, caption, entry.label)
+    marked = any(cell.published is not None for row in rows for cell in row)
+    notes = [f"{MARK} {paper.TIME_NOTE}."] if marked else []
+    return Table("compute", entry.title or "What it costs to train", columns, rows, caption, entry.label, notes=notes)
+
+
+def _timed(value: float, published: float | None, several: Sequence[float] = ()) -> Cell:
+    low, high = (min(several), max(several)) if len(several) > 1 else (None, None)
+    return Cell(value, low=low, high=high, published=published, mark=MARK if published is not None else "")
 
 
 def _seconds(run: RunRecord) -> tuple[float, float, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vlmsafe.analysis import lead_time as lead
@@ -10,9 +11,10 @@ from vlmsafe.analysis.gate_roc import gate_medians
 from vlmsafe.analysis.multiplier_replay import replay, summarise
 from vlmsafe.audit.records import RunRecord
 from vlmsafe.errors import InputError
+from vlmsafe.report import paper
 from vlmsafe.report.data import Entry
 from vlmsafe.report.material import TRACED, Material
-from vlmsafe.report.measures import count, text
+from vlmsafe.report.measures import MARK, count, text
 from vlmsafe.report.model import Cell, Column, Missing, Table
 
 SHARES = (0.1, 0.24, 0.5, 1.0)
@@ -27,13 +29,15 @@ def scores(material: Material, entry: Entry) -> Table | Missing:
     for env in material.envs(entry):
         for arm in material.arms(env, entry):
             for run in arm.runs:
-                values = [_at(run, entry.metric, part) for part in SHARES]
                 known = [row[entry.metric] for row in run.epochs if row.get(entry.metric) is not None]
                 if known:
+                    beside = paper.scores(env, run.config.signal.scorer, run.seed)
+                    beside = beside if entry.metric == "negative_score" else {}
+                    cells = [
+                        _beside(_at(run, entry.metric, part), beside.get(round(part * 1_000_000))) for part in SHARES
+                    ]
                     ends = [Cell(min(known)), Cell(max(known))]
-                    rows.append(
-                        [text(env), text(arm.name), Cell(float(run.seed), str(run.seed)), *map(Cell, values), *ends]
-                    )
+                    rows.append([text(env), text(arm.name), Cell(float(run.seed), str(run.seed)), *cells, *ends])
     if not rows:
         return Missing(entry.kind, "Scores over training", f"no run recorded a {entry.metric.replace('_', ' ')}")
     columns = [
@@ -49,7 +53,17 @@ def scores(material: Material, entry: Entry) -> Table | Missing:
     ]
     title = entry.title or f"Mean {entry.metric.replace('_', ' ')} over training"
     caption = "Epoch means; lowest and highest over all epochs. Named after the scorer in the arm's settings."
-    return Table("scores", title, columns, rows, caption, entry.label, fold=not entry.asked)
+    notes = _notes(rows, paper.SCORE_NOTE)
+    return Table("scores", title, columns, rows, caption, entry.label, notes=notes, fold=not entry.asked)
+
+
+def _beside(value: float | None, published: float | None) -> Cell:
+    return Cell(value, published=published, mark=MARK if published is not None else "")
+
+
+def _notes(rows: Sequence[Sequence[Cell]], words: str) -> list[str]:
+    """Under what a published value was obtained, where a table has one."""
+    return [f"{MARK} {words}."] if any(cell.published is not None for row in rows for cell in row) else []
 
 
 def _at(run: RunRecord, metric: str, part: float) -> float | None:
@@ -111,7 +125,9 @@ def gate(material: Material, entry: Entry) -> Table | Missing:
         for row in gate_medians(cells).iter_rows(named=True):
             own = prior[row["arm"], row["run"]]
             figures = ("margin_median", "kappa_median_prior", "kappa_median_calibrated")
-            medians = [Cell(row[name]) for name in figures]
+            seeds = {run.name: run.seed for run in material.every_arm[env, row["arm"]].runs}
+            beside = paper.gate_medians(env, seeds[row["run"]])
+            medians = [_beside(row[name], beside.get(name)) for name in figures]
             shares = [Cell(100 * own["closed"]), Cell(100 * own["open"])]
             rows.append([text(env), text(row["arm"]), text(row["run"]), count(own["frames"]), *medians, *shares])
     if not rows:
@@ -130,7 +146,8 @@ def gate(material: Material, entry: Entry) -> Table | Missing:
     caption = (
         "Scored frames of each run's trace. A gate that is open or closed nearly everywhere weighs every frame alike."
     )
-    return Table("gate", entry.title or "How open is the gate?", columns, rows, caption, entry.label)
+    notes = _notes(rows, paper.GATE_NOTE)
+    return Table("gate", entry.title or "How open is the gate?", columns, rows, caption, entry.label, notes=notes)
 
 
 def gate_roc(material: Material, entry: Entry) -> Table | Missing:
@@ -212,6 +229,6 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
         "at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, and above the step index. "
         f"From at most {TRACED} traced episodes of an arm; vlmsafe diagnose lead-time takes all."
     )
-    return Table(
-        "lead-time", entry.title or "Does the signal rise before contact?", columns, rows, caption, entry.label
-    )
+    notes = [line for env in material.lead_times(entry) if (line := paper.lead_time_line(env))]
+    title = entry.title or "Does the signal rise before contact?"
+    return Table("lead-time", title, columns, rows, caption, entry.label, notes=notes)
