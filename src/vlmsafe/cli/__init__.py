@@ -14,6 +14,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("train:train_verb", "train an agent, or continue a run with --resume"),
     "evaluate": ("evaluate:evaluate_verb", "evaluate a run's policy on held-out scenarios"),
     "study": ("study:study_verb", "studies of many runs: list, show, plan, run, status, report"),
+    "report": ("report:report_verb", "write a report on runs: one HTML file, with tables and figures beside it"),
     "scope": ("scope:scope_verb", "look at a trace's episodes frame by frame, in one HTML file"),
     "prompts": ("prompts:prompts_verb", "the prompt sets; prompts bench compares some on recorded frames"),
     "runs": ("listings:runs_verb", "list runs: finished, running, stopped early"),
