@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ CLIPS = {
                                            "num_attention_heads": 16, "patch_size": 14},
 }  # fmt: skip
 Row = tuple[str, str, float]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -106,17 +107,28 @@ def peak_memory() -> float:
 
 def measure_environments(options: Options) -> Iterator[Row]:
     for name in options.envs:
-        spec = dataclasses.replace(ENVS[name], frames=True)
         try:
-            spec.require()
+            ENVS[name].require()
         except MissingDependencyError as error:
             print(f"left out: {error}")
             continue
-        task = MeasureEnv(new_task(spec, options.steps), options.frames)
-        with WorkerPool[EnvSpeed](EnvRecipe(spec, spec.training), 1, fresh=True) as pool:
-            found = pool.run([task])
-        assert found is not None
-        yield from ((name, quantity, value) for quantity, value in vars(found[0]).items())
+        found = alone(env_in_process, name, options.steps, options.frames)
+        yield from ((name, quantity, value) for quantity, value in vars(found).items())
+
+
+def env_in_process(name: str, steps: int, frames: int) -> EnvSpeed:
+    """In a process of its own, whose workers inherit nothing from simulators that were measured before."""
+    spec = dataclasses.replace(ENVS[name], frames=True)
+    with WorkerPool[EnvSpeed](EnvRecipe(spec, spec.training), 1, fresh=True) as pool:
+        found = pool.run([MeasureEnv(new_task(spec, steps), frames)])
+    assert found is not None
+    return found[0]
+
+
+def alone(function: Callable[..., R], *arguments: Any) -> R:
+    """What a function returns in a new process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
 
 
 def new_task(spec: EnvSpec, steps: int) -> CollectTask:
@@ -207,15 +219,10 @@ def score_in_process(name: str, frames: int) -> tuple[float, float]:
 
 
 def measure_scorers(options: Options) -> Iterator[Row]:
-    def alone(name: str) -> tuple[float, float]:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            return pool.submit(score_in_process, name, options.frames).result()
-
-    _, main = alone("none")
+    _, main = alone(score_in_process, "none", 0)
     yield "main", "memory", main
     for name in ("embedded", "rnd", "constant:0.5", "noise", "oracle", *CLIPS):
-        seconds, memory = alone(name)
+        seconds, memory = alone(score_in_process, name, options.frames)
         kind = name.partition(":")[0] if name not in CLIPS else name
         yield kind, "score", seconds
         yield kind, "memory", max(0.0, memory - main)

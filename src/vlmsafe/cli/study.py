@@ -157,9 +157,7 @@ def _plan(command: PlanCommand) -> None:
     study, folder = command.load()
     launcher = LocalLauncher(cores=command.cores)
     found = plan(study.expand(folder), folder.parent, launcher.cores, launcher.memory)
-    table = _wide(
-        "environment", "arm", "runs", "done", "steps", "hours a run", "core-hours left", "memory", "measured by"
-    )
+    table = _wide("environment", "arm", "runs", "done", "steps", "hours/run", "core-h left", "memory", "speed from")
     for row in found.rows:
         table.add_row(
             row.env, row.arm, str(row.runs), str(row.done), _millions(row.steps), _hours(row.run_hours),
