@@ -213,3 +213,5 @@ def test_the_printed_page_shows_whole_tables_on_white(opened):
     assert colour(page, "body", "background-color") == (255, 255, 255)
     assert page.eval_on_selector(".scroll", "box => getComputedStyle(box).overflowX") == "visible"
     assert not page.locator("#theme").is_visible()
+    page.set_viewport_size({"width": 718, "height": 1000})  # of A4, between usual margins
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
