@@ -26,7 +26,7 @@ HORIZONS = (5, 10, 20, 40)
 DIFFERENCE_HORIZON = 20
 SIGNALS = ("c_vlm", "-r_vlm", "-margin")
 HAZARD = "hazard"
-"""Names the simulator's own hazard among the candidates: what a signal that knows everything would reach."""
+"""Names the simulator's own hazard among the candidates, what the scorer `oracle` shows; it need not be the best."""
 RESERVED = (HAZARD, CONTROL)
 """Names that no candidate can have."""
 _TAILS = (0.025, 0.975)
