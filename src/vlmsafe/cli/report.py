@@ -35,6 +35,12 @@ def report_verb(argv: list[str]) -> None:
 
     if not command.paths:
         raise InputError("report: no runs; expected a folder that holds runs, such as runs/, or run directories")
+    folder = _study_folder(command.paths)
+    if folder is not None and not command.question:
+        from vlmsafe.cli.study import study_verb
+
+        study_verb(["report", str(folder), *(["--out", str(command.out)] if command.out else [])])
+        return
     place = command.paths[0] if len(command.paths) == 1 else Path()
     page = command.out if command.out is not None else place / "report.html"
     if page.suffix != ".html":
@@ -45,3 +51,13 @@ def report_verb(argv: list[str]) -> None:
     out.print(f"{written.page}", markup=False, soft_wrap=True)
     beside = f", {len(written.files)} files in {page.with_suffix('')}" if written.files else ""
     err.print(f"{size:.1f} MB{beside}", markup=False, soft_wrap=True)
+
+
+def _study_folder(paths: tuple[Path, ...]) -> Path | None:
+    """The folder of a study, given as it is or by the study's name: its report has the study's question and tables."""
+    from vlmsafe.studies.study_yaml import STUDY_FILE
+
+    if len(paths) != 1:
+        return None
+    named = paths[0] if paths[0].exists() else Path("runs") / paths[0]
+    return named if (named / STUDY_FILE).is_file() else None
