@@ -17,14 +17,9 @@ $(VENV)/installed: pyproject.toml constraints.txt tools/install.sh
 
 # A demo that was interrupted is continued; one that is finished is shown again.
 demo: install
-	@if [ -f $(DEMO)/config.yaml ]; then \
-		$(BIN)/vlmsafe train --resume $(DEMO); \
-	else \
-		$(BIN)/vlmsafe train --env metadrive-easy --method vlm-ppo-lag-conf --signal.every 4 --seed 42 \
-			--num-envs 2 --total-steps 80000 --steps-per-epoch 4000 --run-dir $(DEMO); \
-	fi
-	@$(BIN)/vlmsafe evaluate $(DEMO) --protocol held-out --episodes 20
-	@echo "The run is in $(DEMO): epochs.jsonl, episodes.jsonl, checkpoints/, evaluations/."
+	@$(BIN)/vlmsafe study run demo
+	@$(BIN)/vlmsafe report $(DEMO)
+	@$(BIN)/vlmsafe scope $(DEMO)/metadrive-easy/vlm-ppo-lag-conf/seed-42
 
 embedded: install
 	$(BIN)/vlmsafe embedded build --dir .embedded
@@ -32,6 +27,7 @@ embedded: install
 		src/vlmsafe/signals/scorers/embedded/
 
 test: install lint
+	@tools/browser.sh
 	$(BIN)/python -m pytest -n auto
 
 lint: install

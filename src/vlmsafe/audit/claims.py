@@ -71,19 +71,23 @@ class Claims:
 
 def load_claims(path: Path) -> Claims:
     """The claims in a YAML file."""
-    document = read_yaml(path)
+    return claims_of(read_yaml(path), str(path))
+
+
+def claims_of(document: Mapping[str, Any], source: str) -> Claims:
+    """The claims in a mapping with `comparisons` and perhaps `correction`; errors name `source`."""
     if "comparisons" not in document:
-        raise InputError(f"{path}: expected a list under 'comparisons', each with 'first' and 'second'")
+        raise InputError(f"{source}: expected a list under 'comparisons', each with 'first' and 'second'")
     unknown = set(document) - {"comparisons", "correction"}
     if unknown:
-        raise unknown_name(f"entry of {path}", sorted(unknown)[0], ["comparisons", "correction"])
+        raise unknown_name(f"entry of {source}", sorted(unknown)[0], ["comparisons", "correction"])
     entries = document["comparisons"]
     if not isinstance(entries, Sequence) or isinstance(entries, str):
-        raise InputError(f"{path}: 'comparisons' is {entries!r}; expected a list")
+        raise InputError(f"{source}: 'comparisons' is {entries!r}; expected a list")
     correction = document.get("correction", "none")
     if correction not in ("none", "bonferroni", "holm"):
         raise unknown_name("correction", str(correction), ["none", "bonferroni", "holm"])
-    return Claims(tuple(_claim(entry, f"{path}, comparison {i}") for i, entry in enumerate(entries, 1)), correction)
+    return Claims(tuple(_claim(entry, f"{source}, comparison {i}") for i, entry in enumerate(entries, 1)), correction)
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -1,0 +1,337 @@
+"""vlmsafe study: list, show, plan, run, status, report."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+from rich import box
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from vlmsafe.cli.consoles import NoOptions, err, listing, out, parse
+from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
+
+if TYPE_CHECKING:
+    from vlmsafe.report.data import StudyInfo
+    from vlmsafe.studies.execution import Event
+    from vlmsafe.studies.progress import CellState
+    from vlmsafe.studies.study import RunSpec, Study
+
+_REDRAW = 2.0  # seconds
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Which study, how large, and where its runs are."""
+
+    study: tyro.conf.Positional[str]
+    """A shipped study's name, a YAML file, or the folder of a study that was begun."""
+    scale: float = 1.0
+    """Shrink steps, seeds and episodes, such as 0.01; at least 2 epochs, 2 seeds and 2 episodes remain."""
+    scorer: str | None = None
+    """Stand-in for every CLIP and Qwen2-VL, such as embedded or noise, to try a study without their weights."""
+    root: Path = Path("runs")
+    """Folder of all studies; this one's is in it, under its name."""
+    dir: Path | None = None
+    """The study's own folder, where it has another name or place."""
+
+    def load(self) -> tuple[Study, Path]:
+        """The study, and where its runs are."""
+        from vlmsafe.studies.study_yaml import load_study
+
+        study = load_study(self.study)
+        if self.scale != 1.0 or self.scorer is not None:
+            study = study.varied(self.scale, self.scorer)
+        begun = Path(self.study)
+        folder = begun if begun.is_dir() else self.root / study.title
+        return study, self.dir or folder
+
+    def command(self, verb: str, folder: Path) -> str:
+        """What to type for another verb on the same study."""
+        return f"vlmsafe study {verb} {shlex.quote(str(folder))}"
+
+
+@dataclass(frozen=True)
+class PlanCommand(Chosen):
+    """Print runs, steps, estimated hours and memory of a study, before anything starts."""
+
+    cores: int | None = None
+    """Cores to plan with; by default all."""
+
+
+@dataclass(frozen=True)
+class RunCommand(Chosen):
+    """Train, evaluate and trace every run of a study. Calling it again continues: what is there is not done again."""
+
+    jobs: int | None = None
+    """Commands at a time; by default as many as cores and memory allow."""
+    cores: int | None = None
+    """Cores to use; by default all."""
+    memory: float | None = None
+    """GiB of memory to use; by default nine tenths of what is free."""
+
+
+@dataclass(frozen=True)
+class StatusCommand(Chosen):
+    """Show how far a study is; on a terminal the table is kept up to date until Ctrl-C."""
+
+    once: bool = False
+    """Print the table once."""
+
+
+@dataclass(frozen=True)
+class ShowCommand(Chosen):
+    """Print what a study is: its question, its arms and what tells them apart, its environments and evaluations."""
+
+
+@dataclass(frozen=True)
+class ReportCommand(Chosen):
+    """Write the report of a study, finished or not: one HTML file, with its tables and figures beside it."""
+
+    out: Path | None = None
+    """HTML file; by default report.html in the study's folder."""
+
+
+def study_verb(argv: list[str]) -> None:
+    verbs: dict[str, tuple[Any, Callable[[Any], None]]] = {
+        "list": (NoOptions, _list),
+        "show": (ShowCommand, _show),
+        "plan": (PlanCommand, _plan),
+        "run": (RunCommand, _run),
+        "status": (StatusCommand, _status),
+        "report": (ReportCommand, _report),
+    }
+    if not argv or argv[0] in ("-h", "--help"):
+        out.print("usage: vlmsafe study VERB STUDY [OPTIONS]\n")
+        for name, (kind, _) in verbs.items():
+            text = "List the studies in the package." if name == "list" else kind.__doc__.split("\n")[0]
+            out.print(f"  {name:<8} {text}", soft_wrap=True)
+        return
+    if argv[0] not in verbs:
+        raise unknown_name("study command", argv[0], verbs)
+    kind, function = verbs[argv[0]]
+    function(parse(kind, argv[1:], f"study {argv[0]}"))
+
+
+def _list(command: NoOptions) -> None:
+    from vlmsafe.studies.study_yaml import load_study, shipped_studies
+
+    table = listing("study", "question", "runs", "steps", "makes")
+    for name in shipped_studies():
+        study = load_study(name)
+        specs = study.expand(Path("runs"))
+        steps = sum(spec.config.total_steps for spec in specs)
+        table.add_row(name, study.question, str(len(specs)), _millions(steps), ", ".join(study.paper) or "-")
+    out.print(table)
+
+
+def _show(command: ShowCommand) -> None:
+    from vlmsafe.config_yaml import to_yaml
+
+    study, folder = command.load()
+    specs = study.expand(folder)
+    out.print(study.question, style="bold")
+    out.print(f"{len(specs)} runs of {len(study.arms)} arms in {folder}\n", markup=False)
+    table = _wide("environment", "arm", "method", "seeds", "steps", "evaluations", "traces")
+    for own in _cells(specs).values():
+        first = own[0]
+        table.add_row(
+            first.env, first.arm, first.config.method, ", ".join(str(spec.seed) for spec in own),
+            _millions(first.config.total_steps), _looks(first.evaluations), _looks(first.traces),
+        )  # fmt: skip
+    out.print(table)
+    out.print(to_yaml(study.document), markup=False, soft_wrap=True)
+
+
+def _plan(command: PlanCommand) -> None:
+    from vlmsafe.studies.launchers import LocalLauncher
+    from vlmsafe.studies.plan import plan
+
+    study, folder = command.load()
+    launcher = LocalLauncher(cores=command.cores)
+    found = plan(study.expand(folder), folder.parent, launcher.cores, launcher.memory)
+    table = _wide("environment", "arm", "runs", "done", "steps", "hours/run", "core-h left", "memory", "speed from")
+    for row in found.rows:
+        table.add_row(
+            row.env, row.arm, str(row.runs), str(row.done), _millions(row.steps), _hours(row.run_hours),
+            _hours(row.core_hours_left), f"{row.memory / 2**30:.1f} GiB", row.source,
+        )  # fmt: skip
+    out.print(table)
+    out.print(f"{found.runs} runs, {found.done} of them done; {_millions(found.steps)} steps of training")
+    out.print(
+        f"left: about {_hours(found.core_hours)} core-hours, {_hours(found.hours)} hours on {launcher.describe()}"
+    )
+    for note in found.notes:
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _run(command: RunCommand) -> None:
+    from vlmsafe.studies.execution import execute
+    from vlmsafe.studies.launchers import LocalLauncher
+    from vlmsafe.studies.plan import Speeds
+    from vlmsafe.training.interrupts import stop_on_signals
+
+    study, folder = command.load()
+    memory = None if command.memory is None else int(command.memory * 2**30)
+    launcher = LocalLauncher(cores=command.cores, memory=memory, jobs=command.jobs)
+    specs = study.expand(folder)
+    speeds = Speeds.of(folder.parent)
+    out.print(f"{study.title}: {len(specs)} runs in {folder}, on {launcher.describe()}", markup=False, soft_wrap=True)
+
+    def told(event: Event) -> None:
+        line = f"{time.strftime('%H:%M:%S')} {event}"
+        out.print(line, markup=False, soft_wrap=True, style="red" if event.what == "failed" else "")
+
+    with _Screen(lambda: _status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
+        outcome = execute(
+            study, folder, launcher,
+            memory=speeds.memory, stop=stop, on_event=told, on_turn=screen.redraw,
+        )  # fmt: skip
+    if outcome.failed:
+        for name, reason in outcome.failed.items():
+            err.print(f"failed: {name}: {reason}", markup=False, soft_wrap=True)
+        err.print(
+            f"{len(outcome.failed)} of {len(specs)} runs failed, the others are done; once the causes are gone, "
+            f"{command.command('run', folder)} goes on with them",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
+        raise SystemExit(EXIT_FAILED)
+    out.print(f"finished: {len(outcome.done)} runs", markup=False)
+    out.print(f"report: {command.command('report', folder)}", markup=False, soft_wrap=True)
+
+
+def _status(command: StatusCommand) -> None:
+    study, folder = command.load()
+    specs = study.expand(folder)
+    if command.once or not out.is_terminal:
+        out.print(_status_table(study, specs, folder))
+        return
+    from vlmsafe.studies.progress import cell_states
+
+    with _Screen(lambda: _status_table(study, specs, folder)) as screen:
+        while not all(state.done for state in cell_states(specs, {})):
+            screen.redraw()
+            time.sleep(_REDRAW)
+
+
+def _report(command: ReportCommand) -> None:
+    from vlmsafe.report.write import write_report
+
+    study, folder = command.load()
+    if not folder.is_dir():
+        raise InputError(f"there is no {folder}; vlmsafe study run {command.study} makes its runs")
+    written = write_report([folder], command.out or folder / "report.html", study_info(study, folder))
+    out.print(f"report: {written.page}", markup=False, soft_wrap=True)
+
+
+def study_info(study: Study, folder: Path) -> StudyInfo:
+    """What a report says of a study, whose runs are in a folder."""
+    from vlmsafe.config_yaml import to_yaml
+    from vlmsafe.report.data import StudyInfo
+
+    return StudyInfo(
+        name=study.title,
+        question=study.question,
+        paper=study.paper,
+        tables=study.tables,
+        figures=study.figures,
+        command=f"vlmsafe study run {shlex.quote(str(folder))}",
+        planned=len(study.expand(folder)),
+        claims=study.claims if study.claims.comparisons else None,
+        definition=to_yaml(study.document),
+        arms=tuple(arm.name for arm in study.arms),
+        environments=tuple(study.environments),
+    )
+
+
+class _Screen:
+    """A table that is drawn over itself on a terminal, and not at all elsewhere. It draws when told, in no thread."""
+
+    def __init__(self, draw: Callable[[], Table]) -> None:
+        self._draw, self._live, self._due = draw, Live(console=out, auto_refresh=False, transient=True), 0.0
+
+    def __enter__(self) -> _Screen:
+        if out.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if out.is_terminal:
+            self._live.stop()
+            out.print(self._draw())
+
+    def redraw(self) -> None:
+        if out.is_terminal and time.monotonic() >= self._due:
+            self._live.update(self._draw(), refresh=True)
+            self._due = time.monotonic() + _REDRAW
+
+
+def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table:
+    from vlmsafe.studies.execution import failures
+    from vlmsafe.studies.progress import cell_states
+
+    failed = failures(folder)
+    states = list(cell_states(specs, failed))
+    table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
+    for heading in ("environment", "arm"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("trained", "epochs", "evaluated", "traced"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("now", overflow="fold")
+
+    def share(count: int, total: int) -> str:
+        return f"{count}/{total}" if total else "-"
+
+    for state in states:
+        table.add_row(
+            state.env, state.arm, share(state.trained, state.runs), f"{100 * state.epochs // state.all_epochs} %",
+            share(state.evaluations, state.all_evaluations), share(state.traces, state.all_traces), _now(state),
+        )  # fmt: skip
+    if failed:
+        table.caption = Text("\n".join(f"failed: {name}: {reason}" for name, reason in failed.items()))
+        table.caption_justify = "left"
+    return table
+
+
+def _now(state: CellState) -> str:
+    """What goes on in a cell, in words."""
+    counts = (("running", state.running, "cyan"), ("stopped", state.stopped, "yellow"), ("failed", state.failed, "red"))
+    words = [f"[{colour}]{count} {word}[/]" for word, count, colour in counts if count]
+    return ", ".join(words) or ("[green]done[/]" if state.done else "waiting")
+
+
+def _wide(*headings: str) -> Table:
+    """A table of cells: environment and arm are never cut, and nothing is left out of the others."""
+    table = listing(*headings)
+    table.columns[1].no_wrap = True
+    for column in table.columns[2:]:
+        column.overflow = "fold"
+    return table
+
+
+def _cells(specs: Sequence[RunSpec]) -> dict[tuple[str, str], list[RunSpec]]:
+    cells: dict[tuple[str, str], list[RunSpec]] = {}
+    for spec in specs:
+        cells.setdefault((spec.env, spec.arm), []).append(spec)
+    return cells
+
+
+def _looks(looks: Sequence[Any]) -> str:
+    return ", ".join(f"{look.protocol} ({look.count})" for look in looks) or "-"
+
+
+def _millions(steps: int) -> str:
+    return f"{steps / 1e6:g} M" if steps >= 1e6 else f"{steps:,}"
+
+
+def _hours(hours: float | None) -> str:
+    if hours is None:
+        return "?"
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"

@@ -1,0 +1,298 @@
+"""The answer to a study's question: each comparison in a sentence that says no more than its test allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vlmsafe.analysis.resampling import LEVEL, Interval, bootstrap_mean_difference
+from vlmsafe.audit.claims import Claim, Comparison
+from vlmsafe.audit.findings import Audit, Finding, Severity, counted
+from vlmsafe.audit.outcomes import WORDS, Values, Verdict, judge, smallest_p, source_of, values_of
+from vlmsafe.report.material import Material
+from vlmsafe.report.model import minus
+
+RATES = ("violation", "catastrophe")
+_TESTS = {
+    "permutation": "exact permutation test",
+    "sign-flip": "exact sign-flip test over matched seeds",
+    "welch": "Welch's t-test",
+    "paired-t": "paired t-test",
+    "bootstrap": "bootstrap interval over runs",
+    "none": "no test",
+}
+_SIDES = {"less": "one-sided, lower", "greater": "one-sided, higher", "two-sided": "two-sided"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One comparison on one environment, worked out."""
+
+    comparison: Comparison
+    source: str
+    first: Mapping[int | str, float]
+    """Each run's number, by its seed."""
+    second: Mapping[int | str, float]
+    verdict: Verdict | None
+    """None where a run is missing for the test."""
+    interval: Interval | None
+    smallest: float | None
+    """The smallest p that so many runs can give."""
+    level: float
+    """That p, or one minus the coverage of the interval, has to be below: the claimed one, corrected where claimed."""
+    decided: int
+    """-1 where the first arm is lower, 1 where it is higher, 0 where the test does not decide."""
+    correction: str
+    finding: Finding | None
+    """The audit's worst about this comparison."""
+
+    @property
+    def scale(self) -> float:
+        return 100.0 if self.comparison.claim.outcome in RATES else 1.0
+
+    @property
+    def word(self) -> str:
+        return WORDS[self.comparison.claim.outcome]
+
+    @property
+    def test(self) -> str:
+        claim = self.comparison.claim
+        if claim.test in ("bootstrap", "none"):
+            return _TESTS[claim.test]
+        return f"{_TESTS[claim.test]}, {_SIDES[claim.sides]}"
+
+    @property
+    def first_lower(self) -> tuple[int, int]:
+        """On how many of the matched seeds the first arm is lower."""
+        shared = [key for key in self.first if key in self.second]
+        return sum(self.first[key] < self.second[key] for key in shared), len(shared)
+
+
+def results(material: Material, chosen: Sequence[Comparison] | None = None) -> list[Result]:
+    """Every comparison worked out; tests that the claims correct for are corrected together."""
+    found = [_result(one, material.audit) for one in material.compared]
+    corrected = _corrected(found, material.claims.correction if material.claims else "none")
+    return [one for one in corrected if chosen is None or any(one.comparison is other for other in chosen)]
+
+
+def _result(comparison: Comparison, audit: Audit) -> Result:
+    claim, source = comparison.claim, source_of(comparison)
+    first, second = (
+        values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)
+    )
+    verdict = judge(claim, first, second) if claim.test != "none" else None
+    paired = len(set(first) & set(second))
+    return Result(
+        comparison,
+        source,
+        first,
+        second,
+        verdict,
+        _interval(claim, first, second, claim.alpha),
+        smallest_p(claim, len(first), len(second), paired) if first and second else None,
+        claim.alpha,
+        verdict.decided if verdict is not None else 0,
+        "",
+        _worst_about(comparison, source, audit),
+    )
+
+
+def _interval(claim: Claim, first: Values, second: Values, alpha: float) -> Interval | None:
+    """Of the difference over runs: at the level of the claim where it is the test, else at the usual one."""
+    if min(len(first), len(second)) < 2:
+        return None
+    level = 1.0 - alpha if claim.test == "bootstrap" else LEVEL
+    return bootstrap_mean_difference(list(first.values()), list(second.values()), level=level)
+
+
+def _worst_about(comparison: Comparison, source: str, audit: Audit) -> Finding | None:
+    """The audit's worst finding about a comparison or one of its arms; about the comparison itself before the arms.
+
+    One about an evaluation that the comparison does not use is not about it.
+    """
+    names = (comparison.claim.first, comparison.claim.second)
+    about, arms = [], []
+    for one in audit.findings:
+        where, _, protocol = one.where.partition(", '")
+        if protocol and protocol.rstrip("'") != source:
+            continue
+        env, _, subject = where.partition(": ")
+        if where == comparison.where:
+            about.append(one)
+        elif env == comparison.env and " against " not in subject and subject.split(" ")[0] in names:
+            arms.append(one)
+    return min([*about, *arms], key=lambda one: -one.weight, default=None)
+
+
+def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
+    """Decisions that hold with as many tests as there are.
+
+    Bonferroni's level is the claimed one over their number. Holm's is that for the smallest p, over one test less for
+    each that follows, and none is decided after one that is not; intervals, which have no p, get Bonferroni's.
+    """
+    tested = [one for one in found if one.verdict is not None]
+    if correction == "none" or not tested:
+        return list(found)
+    many, still = len(tested), True
+    by_p = sorted((one for one in tested if _p(one) is not None), key=lambda one: _p(one) or 0.0)
+    name = {"bonferroni": "Bonferroni's", "holm": "Holm's"}[correction]
+    text = f"with {name} correction for {counted(many, 'test')}"
+    changed: dict[int, Result] = {}
+    for one in tested:
+        claim = one.comparison.claim
+        if _p(one) is None:
+            level = claim.alpha / many
+            interval = _interval(claim, one.first, one.second, level)
+            decided = one.decided if interval is not None and interval.excludes_zero else 0
+            changed[id(one)] = replace(one, interval=interval, level=level, decided=decided, correction=text)
+    for place, one in enumerate(by_p):
+        left = many - place if correction == "holm" else many
+        level = one.comparison.claim.alpha / left
+        holds = (_p(one) or 0.0) < level
+        still = still and holds
+        kept = holds if correction == "bonferroni" else still
+        changed[id(one)] = replace(one, level=level, decided=one.decided if kept else 0, correction=text)
+    return [changed.get(id(one), one) for one in found]
+
+
+def _p(result: Result) -> float | None:
+    return result.verdict.p if result.verdict is not None else None
+
+
+# -- in words -------------------------------------------------------------------------------------------------------
+
+
+def amount(value: float, outcome: str) -> str:
+    """A result as it is written in a sentence.
+
+    >>> amount(0.316, "catastrophe"), amount(1234.5, "cost")
+    ('31.6 %', '1,234.5')
+    """
+    text = f"{100 * value:.1f} %" if outcome in RATES else f"{value:,.1f}" if abs(value) >= 10 else f"{value:.2f}"
+    return minus(text)
+
+
+def signed(value: float, outcome: str) -> str:
+    """A difference: with its sign, and in percentage points for rates.
+
+    >>> signed(0.122, "catastrophe")
+    '+12.2 pp'
+    """
+    text = f"{100 * value:+.1f} pp" if outcome in RATES else f"{value:+,.1f}" if abs(value) >= 10 else f"{value:+.2f}"
+    return minus(text)
+
+
+def sentence(result: Result) -> str:
+    """What a comparison came to, and whether its test decides it."""
+    claim = result.comparison.claim
+    if not result.first or not result.second:
+        lacking = claim.first if not result.first else claim.second
+        return f"{result.comparison.env}: no {result.word} of {lacking} yet ({_from(result)})."
+    means = [float(np.mean(list(values.values()))) for values in (result.first, result.second)]
+    counts = len(result.first), len(result.second)
+    runs = f"{counts[0]} runs each" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} runs"
+    if counts == (1, 1):
+        runs = "one run each"
+    text = (
+        f"{result.comparison.env}: {result.word} {amount(means[0], claim.outcome)} with {claim.first} and "
+        f"{amount(means[1], claim.outcome)} with {claim.second} ({runs}, {_from(result)})"
+    )
+    if result.interval is not None:
+        ends = (signed(end, claim.outcome).removesuffix(" pp") for end in (result.interval.low, result.interval.high))
+        text += (
+            f"; difference {signed(result.interval.estimate, claim.outcome)}, "
+            f"{100 * result.interval.level:g} % interval {' to '.join(ends)}"
+        )
+    return f"{text}. {_decision(result)}"
+
+
+def _from(result: Result) -> str:
+    if result.source != "training":
+        return f"evaluation {result.source}"
+    window = result.comparison.claim.window
+    return "training, final epoch" if window == "final" else f"training, last {window.removeprefix('last-')} epochs"
+
+
+def _decision(result: Result) -> str:
+    claim, verdict = result.comparison.claim, result.verdict
+    if claim.test == "none":
+        return "No test is claimed: this describes these runs and no others."
+    if verdict is None:
+        return f"Not tested: the {_TESTS[claim.test]} needs more runs, or matched ones."
+    how = f"{result.test}{', ' + verdict.text if verdict.p is not None else ''}"
+    if result.correction:
+        how += f", {result.correction}"
+    if result.decided:
+        word = "lower" if result.decided < 0 else "higher"
+        return f"The test decides: {word} ({how})."
+    text = f"The test does not tell them apart ({how})."
+    if result.smallest is not None and result.smallest >= result.level:
+        text += f" So few runs never could: the smallest p they can give is {result.smallest:.2g}."
+    return text
+
+
+def headline(found: Sequence[Result]) -> str:
+    """The first claim's result on all its environments, in one line."""
+    known = [one for one in found if one.first and one.second]
+    if not known:
+        return "No comparison has results yet."
+    claim = known[0].comparison.claim
+    same = [
+        one
+        for one in known
+        if (one.comparison.claim.first, one.comparison.claim.second, one.comparison.claim.outcome)
+        == (claim.first, claim.second, claim.outcome)
+    ]
+    groups: dict[str, list[str]] = {}
+    for one in same:
+        groups.setdefault(_short(one), []).append(one.comparison.env)
+    parts = [f"{word} on {_and(envs)}" for word, envs in groups.items()]
+    disputed = [one for one in same if one.decided and one.finding is not None and one.finding.weight is Severity.ERROR]
+    doubt = " The audit finds errors in what was decided." if disputed else ""
+    return f"{known[0].word.capitalize()} of {claim.first} against {claim.second}: {'; '.join(parts)}.{doubt}"
+
+
+def _short(result: Result) -> str:
+    if result.comparison.claim.test == "none":
+        return "described, not tested,"
+    if result.verdict is None:
+        return "not testable"
+    return {-1: "lower", 0: "not told apart", 1: "higher"}[result.decided]
+
+
+def _and(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def audit_line(audit: Audit) -> str:
+    """How much the audit found, and the worst of it."""
+    if not audit.findings:
+        return "The audit found nothing wrong with the runs it looked at."
+    counts = [
+        counted(number, level.name.lower())
+        for level in reversed(Severity)
+        if (number := sum(one.weight is level for one in audit.findings))
+    ]
+    worst = audit.findings[0]
+    return f"The audit has {_and(counts)}. Worst: {worst.title} ({worst.where})."
+
+
+def describe_arms(material: Material) -> list[str]:
+    """What each arm came to, for a report without a comparison."""
+    lines = []
+    for (env, name), arm in material.every_arm.items():
+        for source in [*sorted({key for run in arm.runs for key in run.evaluations}), "training"]:
+            values = list(values_of(arm, "cost", source).values())
+            if values:
+                budget = arm.first.config.budget
+                relation = "within" if np.mean(values) <= (budget or 0.0) else "over"
+                where = f"evaluation {source}" if source != "training" else "training, final epoch"
+                lines.append(
+                    f"{env}, {name}: cost {amount(float(np.mean(values)), 'cost')} over {counted(len(values), 'run')} "
+                    f"({where}), {relation} the budget of {budget:g}."
+                )
+                break
+    return lines

@@ -1,0 +1,248 @@
+"""Cells of tables: an arm's or a run's outcome with its deviation, interval and published value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from vlmsafe.analysis.resampling import bootstrap_mean
+from vlmsafe.audit.claims import Outcome, Window
+from vlmsafe.audit.outcomes import WORDS, run_outcome, values_of
+from vlmsafe.audit.records import Arm, RunRecord
+from vlmsafe.audit.settings import ABSENT, effective
+from vlmsafe.report.data import Entry
+from vlmsafe.report.material import Material
+from vlmsafe.report.model import Band, Cell, Chart, Column, Panel
+
+LEAST = 3
+"""Runs from which an interval over runs is shown: two have only three resamples."""
+INTERVALS = (
+    f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."
+)
+MARK = "†"
+SEEDS = (("line", "mean over runs"), ("band", "± 1 deviation"), ("faint", "single runs"))
+"""What the lines of a curve mean, for its legend."""
+QUANTITIES: dict[Outcome, str] = {
+    "cost": "cost",
+    "violation": "violation_pct",
+    "catastrophe": "catastrophe_pct",
+    "env_return": "environment_return",
+    "shaped_return": "logged_return",
+}
+"""What `side_by_side` calls an outcome."""
+_METRICS = {"path": "path_length", "net_progress": "progress"}
+_HEADINGS = {
+    "cost": "cost",
+    "violation": "violation %",
+    "catastrophe": "catastrophe %",
+    "env_return": "env. return",
+    "shaped_return": "logged return",
+}
+_HINTS = {
+    "cost": "mean episode cost",
+    "violation": "share of episodes that cost more than the budget",
+    "catastrophe": "share of episodes that cost more than four budgets",
+    "env_return": "return of the environment, without any bonus",
+    "shaped_return": "return with the signal's bonus in it: not the task's",
+}
+
+
+def is_rate(outcome: str) -> bool:
+    return outcome in ("violation", "catastrophe")
+
+
+def outcome_column(outcome: Outcome, suffix: str = "", heading: str = "") -> Column:
+    """The column of an outcome."""
+    return Column(
+        f"{QUANTITIES[outcome]}{suffix}",
+        heading or _HEADINGS[outcome],
+        1 if is_rate(outcome) else 2,
+        percent=is_rate(outcome),
+        hint=_HINTS[outcome],
+    )
+
+
+def text(value: object) -> Cell:
+    return Cell("" if value is None else str(value), "" if value is None else str(value))
+
+
+def count(value: int) -> Cell:
+    return Cell(float(value), f"{value:,}")
+
+
+def share(part: int, whole: int) -> Cell:
+    """So many of so many, sorted by their ratio."""
+    return Cell(part / whole if whole else None, f"{part}/{whole}")
+
+
+class Notes:
+    """What the published values in a table differ from ours in, gathered as its cells are made."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, None] = {}
+        self._any = False
+
+    def add(self, row: dict[str, Any]) -> str:
+        """Take in a row of `side_by_side`; the mark to set beside its published value."""
+        self._any = True
+        self._found |= dict.fromkeys(row["differences"] or ())
+        return "" if row["comparable"] else MARK
+
+    def lines(self, most: int = 6) -> list[str]:
+        if not self._any:
+            return []
+        lines = ["Published values stand under ours, with the published deviation over runs where there is one."]
+        # Which scorer looked is said whatever else is cut.
+        found = sorted(self._found, key=lambda text: not text.startswith("signal.scorer"))
+        if found:
+            more = f"; and {len(found) - most} more, see the table of published values" if len(found) > most else ""
+            lines.append(f"{MARK} obtained under other conditions. Ours: {'; '.join(found[:most])}{more}.")
+        return lines
+
+
+def arm_cell(
+    material: Material, arm: Arm, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
+) -> Cell:
+    """An arm's outcome over its runs; empty where no run has it."""
+    values = list(values_of(arm, outcome, source, window).values())
+    row = material.published(arm.env, arm.name, None, source, window, QUANTITIES[outcome]) if notes else None
+    return _cell(values, outcome, _budget(arm), row, notes)
+
+
+def run_cell(
+    material: Material, run: RunRecord, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
+) -> Cell:
+    """One run's outcome."""
+    value = run_outcome(run, outcome, source, window)
+    row = material.published(run.env, run.arm, run.name, source, window, QUANTITIES[outcome]) if notes else None
+    return _cell([] if value is None else [value], outcome, run.config.budget, row, notes)
+
+
+def metric_cell(material: Material, runs: Sequence[RunRecord], metric: str, source: str, notes: Notes | None) -> Cell:
+    """A task metric of an arm's runs, or of one run."""
+    values = [value for run in runs if (value := mean_of(run, source, metric)) is not None]
+    name = runs[0].name if len(runs) == 1 else None
+    quantity = _METRICS.get(metric, metric)
+    row = material.published(runs[0].env, runs[0].arm, name, source, "", quantity) if notes else None
+    return _cell(values, metric, None, row, notes)
+
+
+def mean_of(run: RunRecord, protocol: str, column: str) -> float | None:
+    """A run's mean over its evaluation episodes."""
+    table = run.evaluations.get(protocol)
+    if table is None or column not in table.columns:
+        return None
+    value = table[column].cast(pl.Float64).mean()
+    return float(value) if isinstance(value, float) and np.isfinite(value) else None
+
+
+def metrics_of(runs: Iterable[RunRecord], protocol: str) -> list[str]:
+    """The task metrics that some run's evaluation has, in the environment's order."""
+    found: dict[str, None] = {}
+    for run in runs:
+        table = run.evaluations.get(protocol)
+        if table is not None:
+            known = [*run.config.spec.metrics, "arrived"]
+            found |= dict.fromkeys(
+                name for name in known if name in table.columns and table[name].null_count() < len(table)
+            )
+    return list(found)
+
+
+def metric_column(metric: str) -> Column:
+    heading = "arrived %" if metric == "arrived" else metric.replace("_", " ")
+    return Column(metric, heading, 1 if metric == "arrived" else 2, percent=metric == "arrived")
+
+
+def over_budget(arm: Arm, source: str, window: Window) -> Cell:
+    """How many of the runs cost more than the budget."""
+    values, budget = list(values_of(arm, "cost", source, window).values()), _budget(arm)
+    if budget is None or not values:
+        return Cell()
+    return share(sum(value > budget for value in values), len(values))
+
+
+def settings_word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(settings_word, value))
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def by_seed(key: int | str) -> tuple[bool, int, str]:
+    """Seeds by number, then runs by name."""
+    return (True, 0, key) if isinstance(key, str) else (False, key, "")
+
+
+def window_name(window: Window) -> str:
+    return "final epoch" if window == "final" else f"last {window.removeprefix('last-')} epochs"
+
+
+def word_of(outcome: Outcome) -> str:
+    return WORDS[outcome]
+
+
+def _budget(arm: Arm) -> float | None:
+    return arm.first.config.budget
+
+
+def _cell(
+    values: Sequence[float], outcome: str, budget: float | None, row: dict[str, Any] | None, notes: Notes | None
+) -> Cell:
+    if not values:
+        return Cell()
+    scale = 100.0 if is_rate(outcome) or outcome == "arrived" else 1.0
+    scaled = scale * np.asarray(values)
+    ends: dict[str, Any] = {}
+    if len(values) > 1:
+        ends["std"] = float(scaled.std())
+    if len(values) >= LEAST:
+        interval = bootstrap_mean(scaled, resamples=2000)
+        ends |= {"low": interval.low, "high": interval.high}
+    if row is not None and notes is not None:
+        ends |= {"published": row["published"], "published_std": row["published_std"], "mark": notes.add(row)}
+    mean = float(scaled.mean())
+    if outcome == "cost" and budget is not None:
+        ends["state"] = "over" if mean > budget else "within"
+    return Cell(mean, **ends)
+
+
+def varied(arms: Sequence[Arm]) -> list[str]:
+    """The settings in which the arms differ, of those that have an effect."""
+    found = [effective(arm.first.settings) for arm in arms]
+    names = sorted({name for settings in found for name in settings})
+    return [name for name in names if len({str(settings.get(name, ABSENT)) for settings in found}) > 1]
+
+
+def env_column(envs: Sequence[str]) -> list[Column]:
+    """Only where there are several: a column that says the same everywhere says nothing."""
+    return [Column("env", "environment")] if len(envs) > 1 else []
+
+
+def env_cell(envs: Sequence[str], env: str) -> list[Cell]:
+    return [text(env)] if len(envs) > 1 else []
+
+
+def on_env(envs: Sequence[str]) -> str:
+    return f" on {envs[0]}" if len(envs) == 1 else ""
+
+
+def make_chart(
+    material: Material,
+    entry: Entry,
+    title: str,
+    panels: Sequence[Panel],
+    caption: str,
+    keys: Sequence[tuple[str, str]] = (),
+    legend: bool = True,
+) -> Chart:
+    marks = [mark for panel in panels for mark in panel.marks]
+    several = any(
+        isinstance(mark, Band) for mark in marks
+    )  # else there are no means, bands and single runs to tell apart
+    shown = tuple(keys) if several or keys is not SEEDS else ()
+    return Chart(entry.kind, entry.title or title, panels, material.arm_names, caption, entry.label, legend, shown)

@@ -1,0 +1,236 @@
+"""What a report is made of before it is drawn: tables of cells, and charts of panels of marks.
+
+One model serves all forms. A table becomes HTML, CSV and LaTeX; a chart becomes SVG in the page, and PNG and PDF
+through matplotlib. Neither knows where its numbers came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+COLOURS = 8
+"""Colours of groups; more groups than that share them."""
+State = Literal["", "over", "within"]
+
+
+def minus(text: str) -> str:
+    """A number with the sign that is as wide as a plus.
+
+    >>> minus("-3.1") == "\N{MINUS SIGN}3.1"
+    True
+    """
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value as it is read, sorted and exported."""
+
+    value: float | str | None = None
+    text: str = ""
+    """As shown; for a number without text, the column's form."""
+    low: float | None = None
+    high: float | None = None
+    """Ends of its interval."""
+    std: float | None = None
+    published: float | None = None
+    published_std: float | None = None
+    mark: str = ""
+    """Beside the published value, where it was not obtained under the same conditions."""
+    state: State = ""
+    """Whether a cost is over its budget; shown by more than colour."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, and how numbers under it are written."""
+
+    name: str
+    """For files: lower case, no spaces."""
+    heading: str
+    digits: int | None = None
+    """Decimals of numbers; None for text."""
+    percent: bool = False
+    hint: str = ""
+    """What it means, shown when pointed at."""
+
+    @property
+    def is_number(self) -> bool:
+        return self.digits is not None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table. Rows that are `strong` are summaries of those above or below them."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    caption: str = ""
+    label: str = ""
+    strong: frozenset[int] = frozenset()
+    notes: Sequence[str] = ()
+    fold: bool = False
+    """Whether it is shown closed at first: long, and read by few."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A table or figure that was asked for and cannot be made, and why."""
+
+    kind: str
+    title: str
+    reason: str
+    label: str = ""
+
+
+# -- charts ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of a panel."""
+
+    label: str
+    categories: tuple[str, ...] = ()
+    """Names of the places 0, 1, 2, ...; empty for numbers."""
+    low: float | None = None
+    """Ends that must be in view."""
+    high: float | None = None
+    whole: bool = False
+    """Only whole numbers mean something: epochs."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points joined up. A `faint` one is a single seed behind its mean."""
+
+    group: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    name: str = ""
+    faint: bool = False
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """What lies between two lines."""
+
+    group: str
+    x: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Single points, each with a name to show."""
+
+    group: str
+    x: Sequence[float]
+    y: Sequence[float]
+    names: Sequence[str] = ()
+    faint: bool = False
+    hollow: bool = False
+
+
+@dataclass(frozen=True)
+class Span:
+    """A point with its interval along one axis."""
+
+    group: str
+    at: float
+    """Place on the other axis."""
+    centre: float
+    low: float
+    high: float
+    along: Literal["x", "y"] = "y"
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar from zero, along one axis."""
+
+    group: str
+    at: float
+    value: float
+    along: Literal["x", "y"] = "x"
+    width: float = 0.7
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Box:
+    """Lowest, quarters and highest of many values, along x."""
+
+    group: str
+    at: float
+    low: float
+    q25: float
+    median: float
+    q75: float
+    high: float
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line to hold values against: a budget, chance, a baseline."""
+
+    value: float
+    label: str = ""
+    along: Literal["x", "y"] = "x"
+    """The direction in which it runs."""
+
+
+Mark = Line | Band | Dots | Span | Bar | Box | Rule
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes with what is drawn on them, first things first."""
+
+    title: str
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark]
+    wide: bool = False
+    """Whether it wants the whole width."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure: panels that share groups, and so colours and a legend."""
+
+    name: str
+    title: str
+    panels: Sequence[Panel]
+    groups: Sequence[str]
+    """In the order of their colours; those of the whole report, so that an arm keeps its colour."""
+    caption: str = ""
+    label: str = ""
+    legend: bool = True
+    keys: Sequence[tuple[str, str]] = field(default_factory=tuple)
+    """Further entries of the legend, (style, text): what line, dashed, band, faint, dot and faint-dot mean."""
+
+    @property
+    def places(self) -> dict[str, int]:
+        """The number of each group, which decides its colour, marker and dashes.
+
+        The same in every chart of a report, unless two groups that are shown would then look alike.
+        """
+        shown = self.shown_groups
+        colours = [self.groups.index(group) % COLOURS for group in shown]
+        order = shown if len(set(colours)) < len(colours) <= COLOURS else self.groups
+        return {group: place for place, group in enumerate(order)}
+
+    @property
+    def shown_groups(self) -> list[str]:
+        """Those that are drawn in some panel, in order."""
+        used = {mark.group for panel in self.panels for mark in panel.marks if not isinstance(mark, Rule)}
+        return [group for group in self.groups if group in used]

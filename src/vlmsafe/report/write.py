@@ -1,0 +1,110 @@
+"""Write a report: one page, and beside it every table as CSV and LaTeX and every figure as PNG, PDF and CSV."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vlmsafe.report.answer import results
+from vlmsafe.report.charts import build_chart
+from vlmsafe.report.data import FIGURES, TABLES, Entry, StudyInfo, read_entries
+from vlmsafe.report.exports import write_chart, write_table
+from vlmsafe.report.html import Part, page
+from vlmsafe.report.material import Material, read_material
+from vlmsafe.report.model import Chart, Missing, Table
+from vlmsafe.report.tables import build_table
+from vlmsafe.training.files import make_directory, write_atomically
+
+LEAD = ("comparisons", "rates", "summary", "training", "by-environment", "sweep")
+"""Tables that stand before the figures, where nobody said which."""
+_TABLES = (
+    "comparisons", "summary", "training", "per-seed", "returns", "passive", "multiplier", "lead-time", "gate",
+    "gate-roc", "scores", "protocols", "compute", "methods", "settings", "published",
+)  # fmt: skip
+_FIGURES = ("dots", "curves", "multiplier", "cost-progress", "protocols", "scores", "lead-time", "gate", "gate-roc")
+_TIMES = ("compute",)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written."""
+
+    page: Path
+    files: tuple[Path, ...]
+    """Tables and figures beside it."""
+    missing: tuple[Missing, ...]
+    """What was asked for and could not be made."""
+
+
+def write_report(
+    runs: Sequence[Path | str], out: Path, study: StudyInfo | None = None, *, files: bool = True, times: bool = True
+) -> Written:
+    """Report on runs, or folders of runs, to `out`; tables and figures go to a folder of its name beside it.
+
+    `files=False` writes the page alone. `times=False` leaves out what depends on how fast a machine was, so that equal
+    runs give equal pages.
+    """
+    info = study if study is not None else StudyInfo(_name(runs))
+    material = read_material(runs, info)
+    folder = out.with_suffix("")
+    make_directory(out.parent)
+    parts: list[Part] = []
+    written: list[Path] = []
+    names: set[str] = set()
+    for content, lead in _contents(material, times):
+        if isinstance(content, Missing):
+            parts.append(Part(content, ""))
+            continue
+        name = _unique(content, names)
+        made: list[Path] = []
+        if files:
+            made = (
+                write_table(content, folder, name) if isinstance(content, Table) else write_chart(content, folder, name)
+            )
+        written += made
+        parts.append(Part(content, name, tuple(f"{folder.name}/{path.name}" for path in made), lead))
+    write_atomically(out, page(material, results(material), parts).encode())
+    missing = tuple(part.content for part in parts if isinstance(part.content, Missing))
+    return Written(out, tuple(written), missing)
+
+
+def _contents(material: Material, times: bool) -> list[tuple[Table | Chart | Missing, bool]]:
+    """Tables and figures in the order of the page, and whether each stands before the figures.
+
+    What the study names comes first; what a report always has follows, unless the study names it.
+    """
+    info = material.info
+    found: list[tuple[Table | Chart | Missing, bool]] = []
+    both: tuple[tuple[Sequence[Entry], Sequence[str], Callable[[Material, Entry], Table | Chart | Missing]], ...] = (
+        (read_entries(info.tables, TABLES, "tables"), _TABLES, build_table),
+        (read_entries(info.figures, FIGURES, "figures"), _FIGURES, build_chart),
+    )
+    for asked, usual, build in both:
+        named = {entry.kind for entry in asked}
+        entries = [*asked, *(Entry(kind, asked=False) for kind in usual if kind not in named)]
+        for entry in entries:
+            if entry.kind in _TIMES and not times:
+                continue
+            content = build(material, entry)
+            if isinstance(content, Missing):
+                if entry.asked:
+                    found.append((replace(content, label=entry.label, title=entry.title or content.title), False))
+            else:
+                found.append((content, entry.asked or entry.kind in LEAD))
+    return found
+
+
+def _unique(content: Table | Chart, taken: set[str]) -> str:
+    """A name for files and anchors: the paper's label where there is one, else the kind; numbered where it repeats."""
+    base = re.sub(r"[^a-z0-9]+", "-", (content.label or content.name).lower()).strip("-") or "part"
+    kind = "table" if isinstance(content, Table) else "figure"
+    base = base if content.label else f"{kind}-{base}"
+    name = next(name for name in (base, *(f"{base}-{i}" for i in range(2, 1000))) if name not in taken)
+    taken.add(name)
+    return name
+
+
+def _name(runs: Sequence[Path | str]) -> str:
+    return ", ".join(Path(path).resolve().name for path in runs)

@@ -1,0 +1,280 @@
+"""Running a study: every run trained, evaluated and traced, whatever happened before.
+
+`execute` may be called as often as one likes. It does what is missing, and a run is never trained twice, overwritten
+or mixed with another: what it finds in a run's directory decides, and a directory with other settings is refused before
+anything starts. Each step is a command of the command line, in a process of its own, so that one that fails takes no
+other with it, and so that people can repeat it by hand.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vlmsafe.config_yaml import to_dict, to_yaml
+from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
+from vlmsafe.studies.launchers import Command, Handle, Launcher
+from vlmsafe.studies.progress import Busy, Step, check_runs, next_step
+from vlmsafe.studies.reuse import equal_run, finish_copy, take_over
+from vlmsafe.studies.study import RunSpec, Study
+from vlmsafe.studies.study_yaml import STUDY_FILE
+from vlmsafe.training.files import (
+    DirectoryLock,
+    append_rows,
+    is_locked,
+    make_directory,
+    read_rows,
+    write_atomically,
+)
+from vlmsafe.training.interrupts import StopRequest
+
+JOURNAL = "journal.jsonl"
+_PAUSE = 0.2  # seconds between two looks at what is running
+_RECHECK = 2.0  # seconds after which runs are looked at again although nothing of ours has ended
+_SAVING = 300.0  # seconds that commands get to save what they have
+_CONFIGS, _LOGS, _ASIDE = "configs", "logs", ".copies"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a run, as it is noted in the journal and told to whoever watches."""
+
+    run: str
+    step: str
+    what: str
+    """began, ended, failed, stopped, copied."""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.run}: {self.step} {self.what}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass
+class _Work:
+    """What is under way."""
+
+    spec: RunSpec
+    step: Step
+    handle: Handle
+    log: Path
+    begun_at: int
+    """Where the command's own output begins in its log."""
+
+
+@dataclass
+class Outcome:
+    """How a study ended: which runs have everything, and which failed and why."""
+
+    done: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def execute(
+    study: Study,
+    folder: Path,
+    launcher: Launcher,
+    *,
+    memory: Callable[[RunSpec], int] = lambda spec: 0,
+    stop: StopRequest | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_turn: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Bring every run of a study to its end; failures are collected and the rest carried on.
+
+    `memory` estimates the bytes of a run, `on_turn` is called several times a second.
+    """
+    if is_locked(folder):
+        raise RunError(f"another process is running the study in {folder}; wait for it, or stop it")
+    with DirectoryLock(make_directory(folder)):
+        return _Execution(study, folder, launcher, memory, stop or StopRequest(), on_event).run(on_turn)
+
+
+class _Execution:
+    def __init__(
+        self,
+        study: Study,
+        folder: Path,
+        launcher: Launcher,
+        memory: Callable[[RunSpec], int],
+        stop: StopRequest,
+        on_event: Callable[[Event], None],
+    ) -> None:
+        self.study, self.folder, self.launcher, self.memory = study, folder, launcher, memory
+        self.stop, self.on_event = stop, on_event
+        self.specs = study.expand(folder)
+        for spec in self.specs:
+            finish_copy(spec)
+        check_runs(self.specs)
+        write_definition(study, folder)
+        shutil.rmtree(folder / _ASIDE, ignore_errors=True)  # what a crash left half copied
+        self.pending = list(self.specs)
+        self.running: list[_Work] = []
+        self.last: dict[str, Step] = {}  # what was done last for a run, to notice steps that achieve nothing
+        self.look_again = 0.0  # when, by the clock
+        self.outcome = Outcome()
+
+    def run(self, on_turn: Callable[[], None]) -> Outcome:
+        try:
+            while self.pending or self.running:
+                self._collect()
+                if self.stop.requested:
+                    raise Interrupted(
+                        f"{self.stop.reason} received: the study in {self.folder} stopped, and what was done is saved; "
+                        "the same command continues it"
+                    )
+                self._launch()
+                on_turn()
+                if self.pending or self.running:
+                    time.sleep(_PAUSE)
+        finally:
+            self._stop_all()
+        return self.outcome
+
+    # -- what is running --
+
+    def _collect(self) -> None:
+        """Note what has ended since."""
+        for work in list(self.running):
+            code = work.handle.poll()
+            if code is None:
+                continue
+            self.running.remove(work)
+            self.look_again = 0.0
+            if code == 0:
+                self._note(work.spec, str(work.step), "ended")
+                self.last[work.spec.name] = work.step
+                self.pending.insert(0, work.spec)  # its evaluations before the training of another
+            else:
+                self._fail(work.spec, str(work.step), _reason(code, work.log, work.begun_at))
+
+    def _stop_all(self) -> None:
+        """Let what is running save and leave; whoever interrupts that ends it at once."""
+        for work in self.running:
+            work.handle.stop()
+        deadline = time.monotonic() + _SAVING
+        try:
+            while any(work.handle.poll() is None for work in self.running) and time.monotonic() < deadline:
+                time.sleep(_PAUSE)
+        finally:
+            for work in self.running:
+                if work.handle.poll() is None:
+                    work.handle.stop(now=True)
+                self._note(work.spec, str(work.step), "stopped")
+
+    # -- what comes next --
+
+    def _launch(self) -> None:
+        """Start what there is room for, in the order of the study."""
+        if time.monotonic() < self.look_again:
+            return  # what there was no room for, or what somebody else was busy with, is so still
+        self.look_again = time.monotonic() + _RECHECK
+        for spec in list(self.pending):
+            try:
+                step = next_step(spec)
+                if step is None:
+                    self.pending.remove(spec)
+                    self.outcome.done.append(spec.name)
+                    continue
+                if isinstance(step, Busy):
+                    continue  # left by a study that was killed, or somebody's own: its turn comes when it is free
+                if step == self.last.get(spec.name):
+                    raise RunError(f"'{step}' ended well, but what it should have made is not there")
+                if step.kind == "train" and self._copied(spec):
+                    continue
+                if not self._start(spec, step):
+                    return
+            except VlmsafeError as error:
+                self.pending.remove(spec)
+                self._fail(spec, "look", str(error))
+
+    def _copied(self, spec: RunSpec) -> bool:
+        found = None if self.study.independent else equal_run(spec, self.folder.parent)
+        if found is None:
+            return False
+        take_over(found, spec, self.folder / _ASIDE)
+        self._note(spec, "train", "copied", str(found.path))
+        return True
+
+    def _start(self, spec: RunSpec, step: Step) -> bool:
+        """Launch a step; False where there is no room."""
+        log = self.folder / _LOGS / f"{spec.name}.log"
+        words = command_words(spec, step, self.folder)
+        begun_at = log.stat().st_size if log.exists() else 0
+        handle = self.launcher.launch(Command(words, log, max(1, spec.config.num_envs), self.memory(spec)))
+        if handle is None:
+            return False
+        self.pending.remove(spec)
+        self.running.append(_Work(spec, step, handle, log, begun_at))
+        self._note(spec, str(step), "began")
+        return True
+
+    # -- records --
+
+    def _fail(self, spec: RunSpec, step: str, reason: str) -> None:
+        self.outcome.failed[spec.name] = f"{step}: {reason}"
+        self._note(spec, step, "failed", reason)
+
+    def _note(self, spec: RunSpec, step: str, what: str, reason: str = "") -> None:
+        event = Event(spec.name, step, what, reason)
+        row = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
+        append_rows(self.folder / JOURNAL, [row])
+        self.on_event(event)
+
+
+def write_definition(study: Study, folder: Path) -> None:
+    """The study as it was run, for whoever finds the folder, and its comparisons for the audit."""
+    write_atomically(folder / STUDY_FILE, to_yaml(study.document).encode())
+    claims = {key: study.document[key] for key in ("comparisons", "correction") if key in study.document}
+    if "comparisons" in claims:
+        write_atomically(folder / "claims.yaml", to_yaml(claims).encode())
+    else:
+        (folder / "claims.yaml").unlink(missing_ok=True)
+
+
+def command_words(spec: RunSpec, step: Step, folder: Path) -> tuple[str, ...]:
+    """A step as a command. A run's settings go through a file, which also shows them to people."""
+    vlmsafe = (sys.executable, "-m", "vlmsafe.cli")
+    if step.kind == "train":
+        path = folder / _CONFIGS / f"{spec.name}.yaml"
+        make_directory(path.parent)
+        write_atomically(path, to_yaml(to_dict(replace(spec.config, run_dir=None))).encode())
+        return (*vlmsafe, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet")
+    if step.kind == "resume":
+        return (*vlmsafe, "train", "--resume", str(spec.path), "--quiet")
+    look = step.look
+    assert look is not None
+    words = [step.kind, str(spec.path), "--protocol", look.protocol, "--episodes", str(look.count)]
+    words += ["--processes", str(max(1, spec.config.num_envs))]
+    if step.kind == "trace":
+        words += ["--every", str(look.every), "--overwrite"]  # an earlier one is of fewer episodes or another epoch
+        words += [word for scorer in look.scorers for word in ("--scorer", scorer)]
+        words += ["--frames"] if look.frames else []
+    return (*vlmsafe, *words)
+
+
+def _reason(code: int, log: Path, begun_at: int) -> str:
+    """Why a command failed, from the last thing it said."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        hint = "; the machine may have run out of memory" if -code == signal.SIGKILL else ""
+        return f"ended by {name}{hint} (log: {log})"
+    said = log.read_bytes()[begun_at:].decode(errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line.removeprefix("error:").strip() for line in lines if re.match(r"error:", line)]
+    text = (errors or lines or [f"exit code {code}"])[-1]
+    if code == EXIT_INTERRUPTED:
+        return f"interrupted from outside: {text}"
+    return f"{text} (log: {log})"
+
+
+def failures(folder: Path) -> dict[str, str]:
+    """Runs of a study whose last step failed, and why, from its journal."""
+    last: dict[str, dict[str, Any]] = {row["run"]: row for row in read_rows(folder / JOURNAL)}
+    return {run: f"{row['step']}: {row['reason']}" for run, row in last.items() if row["what"] == "failed"}

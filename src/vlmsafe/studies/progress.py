@@ -1,0 +1,199 @@
+"""How far the runs of a study are, read from their directories alone, and what is to be done next.
+
+Nothing is remembered between two calls of `vlmsafe study run`: what is finished, interrupted or missing follows from
+the files, which survive everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from vlmsafe.config_yaml import flatten, to_dict
+from vlmsafe.errors import InputError, RunError
+from vlmsafe.evaluation.episodes import table_path
+from vlmsafe.evaluation.protocols import protocol
+from vlmsafe.evaluation.trace_files import trace_path
+from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.studies.study import Look, RunSpec
+from vlmsafe.training.files import is_locked
+from vlmsafe.training.run import Run
+
+Kind = Literal["train", "resume", "evaluate", "trace"]
+_NAMED = 3  # differences that an error names
+# Where a run is, how often it is saved, on what and how fast it is computed: a run may have these otherwise.
+_ASIDE = frozenset(
+    ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device")
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The next thing to do for a run."""
+
+    kind: Kind
+    look: Look | None = None
+
+    def __str__(self) -> str:
+        return self.kind if self.look is None else f"{self.kind} {self.look.protocol}"
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Some other process is working on the run."""
+
+
+def next_step(spec: RunSpec) -> Step | Busy | None:
+    """What is to be done for a run now; None where everything is there."""
+    if not (spec.path / "config.yaml").is_file():
+        return Busy() if is_locked(spec.path) else Step("train")
+    run = Run.open(spec.path)
+    status = run.status()
+    if status == "running":
+        return Busy()
+    if status != "finished":
+        return Step("resume")
+    for look in spec.evaluations:
+        if not evaluated(run, look):
+            return Step("evaluate", look)
+    for look in spec.traces:
+        if not traced(run, look):
+            return Step("trace", look)
+    return None
+
+
+def evaluated(run: Run, look: Look) -> bool:
+    """Whether the last checkpoint was evaluated on as many episodes as asked for, or more."""
+    path = table_path(run, protocol(look.protocol))
+    if not path.exists():
+        return False
+    table = _read(path, ["checkpoint_epoch"])
+    return len(table) >= look.count and set(table["checkpoint_epoch"]) == {run.config.epochs}
+
+
+def traced(run: Run, look: Look) -> bool:
+    """The same of a trace."""
+    path = trace_path(run, protocol(look.protocol))
+    if not path.exists():
+        return False
+    table = _read(path, ["checkpoint_epoch", "episode"])
+    return table["episode"].n_unique() >= look.count and set(table["checkpoint_epoch"]) == {run.config.epochs}
+
+
+def _read(path: Path, columns: list[str]) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(path, columns=columns)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise RunError(
+            f"cannot read {path}: {' '.join(str(error).split())}; remove it, and it is made again"
+        ) from error
+
+
+def check_runs(specs: Sequence[RunSpec]) -> None:
+    """Refuse to go on where a directory holds another run than the study means: nothing is overwritten or mixed."""
+    for spec in specs:
+        if not (spec.path / "config.yaml").is_file():
+            continue
+        found = differences(Run.open(spec.path), spec)
+        if found:
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            raise InputError(
+                f"{spec.path} holds another run than the study means: {'; '.join(found[:_NAMED])}{more}. Move it away, "
+                "or choose another --root"
+            )
+
+
+def differences(run: Run, spec: RunSpec) -> list[str]:
+    """In what a run on disk differs from what the study means, as `name: there ..., study ...`."""
+    there, wanted = flatten(to_dict(run.config)), flatten(to_dict(spec.config))
+    found = [
+        f"{name} is {there.get(name)} there and {wanted[name]} in the study"
+        for name in wanted
+        if name not in _ASIDE and there.get(name) != wanted[name]
+    ]
+    if not found and spec.config.signal.prompts and run.prompts() != load_prompts(spec.config.signal.prompts):
+        found.append(f"its prompts are not those that '{spec.config.signal.prompts}' holds now")
+    return found
+
+
+@dataclass(frozen=True)
+class Glance:
+    """How far a run is, found quickly: for tables that are drawn again and again."""
+
+    status: Literal["waiting", "running", "stopped", "trained"]
+    epochs: int
+    evaluations: int
+    traces: int
+
+    @property
+    def begun(self) -> bool:
+        return self.status != "waiting"
+
+
+def glance(spec: RunSpec) -> Glance:
+    """Files are counted here, not read; `next_step` looks into them."""
+    if not (spec.path / "config.yaml").is_file():
+        return Glance("running" if is_locked(spec.path) else "waiting", 0, 0, 0)
+    rows = spec.path / "epochs.jsonl"
+    epochs = rows.read_bytes().count(b"\n") if rows.exists() else 0
+    evaluations, traces = (
+        sum((spec.path / folder / f"{look.protocol}.parquet").exists() for look in looks)
+        for folder, looks in (("evaluations", spec.evaluations), ("traces", spec.traces))
+    )
+    if is_locked(spec.path):
+        return Glance("running", epochs, evaluations, traces)
+    done = epochs >= spec.config.epochs
+    return Glance("trained" if done else "stopped", epochs, evaluations, traces)
+
+
+@dataclass(frozen=True)
+class CellState:
+    """The runs of one arm in one environment."""
+
+    env: str
+    arm: str
+    runs: int
+    trained: int
+    running: int
+    stopped: int
+    """Begun, not finished, and not under way."""
+    failed: int
+    epochs: int
+    all_epochs: int
+    evaluations: int
+    all_evaluations: int
+    traces: int
+    all_traces: int
+
+    @property
+    def done(self) -> bool:
+        """Whether every file that the study wants is there."""
+        there = (self.trained, self.evaluations, self.traces)
+        return there == (self.runs, self.all_evaluations, self.all_traces)
+
+
+def cell_states(specs: Sequence[RunSpec], failed: Mapping[str, Any]) -> Iterator[CellState]:
+    """The study at a glance, arm by arm; `failed` holds the names of runs that failed."""
+    cells: dict[tuple[str, str], list[RunSpec]] = {}
+    for spec in specs:
+        cells.setdefault((spec.env, spec.arm), []).append(spec)
+    for (env, arm), own in cells.items():
+        seen = [glance(spec) for spec in own]
+
+        def count(status: str, seen: Sequence[Glance] = seen) -> int:
+            return sum(one.status == status for one in seen)
+
+        yield CellState(
+            env, arm, len(own), count("trained"), count("running"), count("stopped"),
+            failed=sum(spec.name in failed for spec in own),
+            epochs=sum(min(one.epochs, spec.config.epochs) for one, spec in zip(seen, own, strict=True)),
+            all_epochs=sum(spec.config.epochs for spec in own),
+            evaluations=sum(one.evaluations for one in seen),
+            all_evaluations=sum(len(spec.evaluations) for spec in own),
+            traces=sum(one.traces for one in seen),
+            all_traces=sum(len(spec.traces) for spec in own),
+        )  # fmt: skip

@@ -1,0 +1,146 @@
+"""The answer says what the test decides, and no more."""
+
+import pytest
+from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, write_study
+
+from vlmsafe.audit.claims import Claim, Claims
+from vlmsafe.report.answer import audit_line, describe_arms, headline, results, sentence
+from vlmsafe.report.data import StudyInfo
+from vlmsafe.report.material import read_material
+
+
+def worked_out(folder, **claim):
+    claims = Claims((Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", **claim),))
+    material = read_material([folder], StudyInfo("study", claims=claims))
+    return material, results(material)
+
+
+def pair(folder, first, second):
+    """Runs of both arms with so many catastrophes in 20 episodes each."""
+    for method, counts in ((SIGNAL, first), (PLAIN, second)):
+        for seed, many in enumerate(counts):
+            write_evaluation(write_run(folder, method, seed), costs_with(many))
+    return folder
+
+
+def test_a_decided_comparison_names_both_rates_the_interval_and_the_p(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12]), sides="less")
+    text = sentence(one)
+    assert (
+        "catastrophe rate 10.0 % with vlm-ppo-lag-conf and 52.5 % with ppo-lag (4 runs each, evaluation held-out)"
+        in text
+    )
+    assert "difference \N{MINUS SIGN}42.5 pp, 95 % interval \N{MINUS SIGN}" in text
+    assert text.endswith("The test decides: lower (exact permutation test, one-sided, lower, p = 1/70).")
+    assert "lower on metadrive-easy" in headline([one])
+
+
+def test_too_few_runs_are_not_read_as_no_difference(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [1, 2], [9, 10]), sides="less")
+    text = sentence(one)
+    assert "The test does not tell them apart" in text
+    assert "So few runs never could: the smallest p they can give is 0.17." in text
+    assert "not told apart on metadrive-easy" in headline([one])
+
+
+def test_an_undecided_comparison_of_enough_runs_does_not_blame_their_number(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [5, 9, 7, 8], [6, 8, 9, 7]))
+    assert one.decided == 0
+    assert "The test does not tell them apart" in sentence(one)
+    assert "never could" not in sentence(one)
+
+
+def test_without_a_test_nothing_is_decided_however_large_the_difference(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [0, 0, 0, 0], [20, 20, 20, 20]), test="none")
+    assert one.decided == 0
+    assert sentence(one).endswith("No test is claimed: this describes these runs and no others.")
+    assert "described, not tested, on metadrive-easy" in headline([one])
+
+
+def test_one_run_each_is_not_tested(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [0], [20]))
+    assert "(one run each, evaluation held-out)" in sentence(one)
+    assert "Not tested" in sentence(one)
+    assert one.interval is None
+
+
+def test_a_one_sided_claim_the_other_way_round_is_not_decided(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [9, 10, 11, 12], [1, 2, 3, 2]), sides="less")
+    assert one.decided == 0
+
+
+@pytest.mark.parametrize(
+    ("correction", "alphas", "decided"),
+    [
+        ("none", (0.05, 0.015), [-1, -1]),
+        ("bonferroni", (0.05, 0.015), [-1, 0]),  # 2/252 is below 0.05 / 2 and above 0.015 / 2
+        ("holm", (0.05, 0.015), [-1, -1]),  # the second of two has its level to itself
+        ("holm", (0.015, 0.05), [0, 0]),  # after one that fails none is decided
+    ],
+)
+def test_a_correction_that_is_claimed_is_applied(tmp_path, correction, alphas, decided):
+    pair(tmp_path, [1, 2, 3, 2, 4], [9, 10, 11, 4, 12])
+    common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
+    claims = Claims(tuple(Claim(SIGNAL, PLAIN, alpha=alpha, **common) for alpha in alphas), correction)
+    found = results(read_material([tmp_path], StudyInfo("study", claims=claims)))
+    assert all("p = 2/252" in sentence(one) for one in found)
+    assert [one.decided for one in found] == decided
+    assert all(("correction for 2 tests" in sentence(one)) == (correction != "none") for one in found)
+
+
+def test_an_interval_is_widened_by_a_correction(tmp_path):
+    pair(tmp_path, [4, 5, 6, 5], [5, 7, 8, 7])
+    common = {"outcome": "catastrophe", "source": "held-out", "test": "bootstrap"}
+    widths, decided = [], []
+    for correction in ("none", "bonferroni"):
+        claims = Claims(tuple(Claim(SIGNAL, PLAIN, alpha=alpha, **common) for alpha in (0.05, 0.04, 0.03)), correction)
+        one = results(read_material([tmp_path], StudyInfo("study", claims=claims)))[0]
+        widths.append(one.interval.high - one.interval.low)
+        decided.append(one.decided)
+        assert one.interval.level == pytest.approx(0.95 if correction == "none" else 1 - 0.05 / 3)
+    assert widths[1] > widths[0]
+    assert decided[0] == -1
+
+
+def test_a_claim_without_a_test_is_none_of_those_corrected_for(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])
+    common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
+    claims = Claims((Claim(SIGNAL, PLAIN, **common), Claim(SIGNAL, PLAIN, **{**common, "test": "none"})), "bonferroni")
+    one, other = results(read_material([tmp_path], StudyInfo("study", claims=claims)))
+    assert (one.level, one.decided) == (0.05, -1)
+    assert other.correction == ""
+
+
+def test_few_runs_are_judged_by_the_corrected_level(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])  # 1/70 could be below 0.05, but not below a fifth of it
+    common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
+    claims = Claims(tuple(Claim(SIGNAL, PLAIN, **common) for _ in range(5)), "bonferroni")
+    one = results(read_material([tmp_path], StudyInfo("study", claims=claims)))[0]
+    assert one.decided == 0
+    assert "So few runs never could" in sentence(one)
+
+
+def test_a_finding_stands_beside_the_comparison_it_is_about_and_no_other(tmp_path):
+    material, (one,) = worked_out(write_study(tmp_path), sides="less")
+    wheres = [finding.where for finding in material.audit.findings]
+    assert any("'paper'" in where for where in wheres)  # it has findings about an evaluation that is not used
+    assert one.finding is not None
+    assert "'paper'" not in one.finding.where
+    assert "Worst:" in audit_line(material.audit)
+
+
+def test_arms_without_a_comparison_are_described(tmp_path):
+    write_evaluation(write_run(tmp_path, PLAIN, 1), costs_with(5))
+    material = read_material([tmp_path], StudyInfo("study"))
+    assert results(material) == []
+    (line,) = describe_arms(material)
+    assert line.startswith("metadrive-easy, ppo-lag: cost ")
+    assert line.endswith("over the budget of 25.")
+
+
+def test_a_claim_without_runs_waits_and_is_said(tmp_path):
+    write_run(tmp_path, PLAIN, 1)
+    claims = Claims((Claim(SIGNAL, PLAIN),))
+    material = read_material([tmp_path], StudyInfo("study", claims=claims))
+    assert material.problems == [f"no runs yet for the comparison {SIGNAL} against {PLAIN}"]
+    assert headline(results(material)) == "No comparison has results yet."

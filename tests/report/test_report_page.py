@@ -1,0 +1,206 @@
+"""A report is one page with the answer first, and files for papers beside it."""
+
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_runs import PLAIN, SIGNAL, costs_with, made_up_prompts, write_evaluation, write_run, write_study
+
+from vlmsafe.cli import report as command
+from vlmsafe.errors import InputError
+from vlmsafe.report.data import StudyInfo
+from vlmsafe.report.write import write_report
+
+EVIL = '<script>alert("&amp;")</script>'
+
+
+class Document(HTMLParser):
+    """The text of a page in reading order, and its tags with their attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.words, self.tags, self.open, self.unclosed = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "rect", "circle", "path", "wbr"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.unclosed.append(tag)
+
+    def handle_data(self, data):
+        if self.open[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.words)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    write_study(folder / "runs", traces=True)
+    info = StudyInfo("controls", "Does the bonus lower the catastrophe rate?", ("tab:x",), planned=10)
+    return write_report([folder / "runs"], folder / "report.html", info)
+
+
+@pytest.fixture(scope="module")
+def page(written):
+    return written.page.read_text()
+
+
+def test_the_question_comes_first_then_the_answer_then_tables_figures_audit_and_settings(page):
+    text = Document(page).text
+    order = [
+        "Does the bonus lower the catastrophe rate?",
+        f"Catastrophe rate of {SIGNAL} against {PLAIN}: lower on metadrive-easy.",
+        "The test decides: lower",
+        "The audit has",
+        "8 runs of 10 planned, 8 trained to the end",
+        "Comparisons on metadrive-easy",
+        "Training curves",
+        "The logged return taken apart",
+        "No finding is not the same as nothing wrong.",
+        "vlmsafe train --config metadrive-easy/ppo-lag/seed-123/config.yaml",
+    ]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+
+
+def test_a_page_is_well_formed_and_needs_nothing_else(page):
+    document = Document(page)
+    assert not document.open
+    assert not document.unclosed
+    sources = [attrs[name] for _, attrs in document.tags for name in ("src", "srcset", "action") if name in attrs]
+    assert not sources
+    links = [attrs["href"] for tag, attrs in document.tags if "href" in attrs]
+    assert all(link.startswith(("#", "report/")) for link in links)
+    assert "@import" not in page
+    assert not re.search(r"url\((?!#)", page)
+
+
+def test_links_within_the_page_have_a_target_and_ids_are_unique(page):
+    document = Document(page)
+    ids = [attrs["id"] for _, attrs in document.tags if "id" in attrs]
+    assert len(set(ids)) == len(ids)
+    targets = [attrs["href"][1:] for _, attrs in document.tags if attrs.get("href", "").startswith("#")]
+    assert targets
+    assert set(targets) <= set(ids)
+
+
+def test_every_table_and_figure_is_also_a_file(written, page):
+    names = {path.name for path in written.files}
+    assert all(path.stat().st_size for path in written.files)
+    assert {"table-comparisons.csv", "table-comparisons.tex", "figure-curves.png", "figure-curves.pdf"} <= names
+    linked = set(re.findall(r'href="report/([^"]+)"', page))
+    assert linked == names
+
+
+def test_names_and_prompts_stay_text(tmp_path):
+    for seed in (1, 2):
+        evil = made_up_prompts(EVIL)
+        write_evaluation(write_run(tmp_path / "runs", SIGNAL, seed, arm="<script>x", prompts=evil), costs_with(1))
+        write_evaluation(write_run(tmp_path / "runs", PLAIN, seed), costs_with(2))
+    info = StudyInfo(
+        EVIL, EVIL, (EVIL,), command=EVIL, definition=EVIL, tables=({"kind": "summary", "title": EVIL, "label": EVIL},)
+    )
+    page = write_report([tmp_path / "runs"], tmp_path / "r.html", info, files=False).page.read_text()
+    document = Document(page)
+    assert [tag for tag, _ in document.tags].count("script") == 1  # the page's own
+    assert document.text.count(EVIL) >= 7
+    assert "<script>x" in document.text
+
+
+def test_equal_runs_give_equal_pages_wherever_they_lie(tmp_path):
+    pages = []
+    for name in ("one", "two"):
+        write_study(tmp_path / name / "runs", seeds=(1, 2))
+        written = write_report(
+            [tmp_path / name / "runs"], tmp_path / name / "r.html", StudyInfo("s"), files=False, times=False
+        )
+        pages.append(written.page.read_text())
+    assert pages[0] == pages[1]
+    assert "What it costs to train" not in pages[0]
+
+
+def test_what_was_asked_for_and_is_missing_is_listed_with_its_reason(tmp_path):
+    write_run(tmp_path / "runs", PLAIN, 1)
+    info = StudyInfo("s", tables=({"kind": "gate", "label": "tab:gate-medians"},), figures=("lead-time",))
+    written = write_report([tmp_path / "runs"], tmp_path / "r.html", info, files=False)
+    assert [one.kind for one in written.missing] == ["gate", "lead-time"]
+    text = Document(written.page.read_text()).text
+    assert "tab:gate-medians" in text
+    assert "vlmsafe trace RUN records one" in text
+
+
+def test_what_a_study_names_comes_first_and_keeps_its_label(tmp_path):
+    write_study(tmp_path / "runs", seeds=(1, 2))
+    info = StudyInfo("s", tables=({"kind": "per-seed", "label": "tab:md-perseed", "source": "paper"}, "rates"))
+    written = write_report([tmp_path / "runs"], tmp_path / "r.html", info)
+    headings = re.findall(r"<h3>(.*?)</h3>", written.page.read_text())
+    assert headings[0].startswith("Run by run (paper) on metadrive-easy")
+    assert "tab:md-perseed" in headings[0]
+    assert headings[1].startswith("Catastrophe and violation rates")
+    assert (tmp_path / "r" / "tab-md-perseed.tex").read_text().count("tab:md-perseed") == 1
+
+
+def test_one_run_is_a_report_too(tmp_path):
+    run = write_run(tmp_path, SIGNAL, 1, epochs=3)
+    written = write_report([run.path], tmp_path / "one.html")
+    text = Document(written.page.read_text()).text
+    assert "What did this run come to?" in text
+    assert "1 run, 0 trained to the end" in text
+
+
+def test_a_study_of_twenty_runs_is_small_and_quick(tmp_path):
+    write_study(tmp_path / "runs", seeds=range(10), traces=True)
+    began = time.process_time()  # of this process: others may be busy
+    written = write_report([tmp_path / "runs"], tmp_path / "report.html")
+    assert time.process_time() - began < 30
+    assert written.page.stat().st_size < 5e6
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_into_the_folder_and_prints_the_page(tmp_path, capsys):
+    write_study(tmp_path / "runs", seeds=(1, 2))
+    command.report_verb([str(tmp_path / "runs"), "--no-files"])
+    assert capsys.readouterr().out.split() == [str(tmp_path / "runs" / "report.html")]
+    assert not (tmp_path / "runs" / "report").exists()
+
+
+def test_a_report_in_the_folder_is_not_taken_for_a_run(tmp_path):
+    write_study(tmp_path / "runs", seeds=(1, 2))
+
+    def page():
+        return write_report([tmp_path / "runs"], tmp_path / "r.html", files=False, times=False).page.read_text()
+
+    before = page()
+    write_report([tmp_path / "runs"], tmp_path / "runs" / "report.html")
+    assert page() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "report: no runs"),
+        (["nowhere"], "there is no nowhere"),
+        ([".", "--out", "report.pdf"], "expected the name of an HTML file"),
+        (["."], "holds no run"),
+    ],
+)
+def test_bad_requests_are_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        command.report_verb(arguments)
+    assert not list(Path(tmp_path).iterdir())

@@ -1,0 +1,245 @@
+"""Tables hold the numbers of the runs, with intervals, and the published values beside them."""
+
+import csv
+import io
+
+import numpy as np
+import polars as pl
+import pytest
+from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study
+
+from vlmsafe.report import paper
+from vlmsafe.report.data import TABLES, Entry, StudyInfo
+from vlmsafe.report.exports import cell_text, latex, number_text, table_csv, table_latex
+from vlmsafe.report.material import read_material
+from vlmsafe.report.model import Cell, Column, Missing, Table
+from vlmsafe.report.tables import build_table
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    return read_material([write_study(tmp_path_factory.mktemp("study"), traces=True)], StudyInfo("study"))
+
+
+def column(table, name):
+    return [entry.name for entry in table.columns].index(name)
+
+
+def values(table, name):
+    place = column(table, name)
+    return [row[place].value for row in table.rows]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_table_of_a_full_study_has_rows_as_wide_as_its_headings(study, kind):
+    table = build_table(study, Entry(kind))
+    assert isinstance(table, Table), table
+    assert table.rows
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    assert len({entry.name for entry in table.columns}) == len(table.columns)
+    assert table.title
+
+
+def test_the_summary_is_the_mean_over_runs_with_its_deviation_and_interval(study):
+    table = build_table(study, Entry("summary", source="held-out"))
+    assert values(table, "arm") == [PLAIN, SIGNAL]
+    cell = table.rows[0][column(table, "catastrophe_pct")]
+    rates = np.array([40.0, 45.0, 50.0, 55.0])
+    assert cell.value == pytest.approx(rates.mean())
+    assert cell.std == pytest.approx(rates.std())
+    assert 40.0 <= cell.low < cell.value < cell.high <= 55.0
+
+
+def test_an_interval_needs_three_runs(tmp_path):
+    for seed in (1, 2):
+        write_evaluation(write_run(tmp_path, PLAIN, seed), costs_with(seed))
+    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("summary"))
+    cell = table.rows[0][column(table, "catastrophe_pct")]
+    assert cell.std is not None
+    assert cell.low is None
+
+
+def test_published_values_stand_beside_ours_and_say_what_was_done_otherwise(study):
+    table = build_table(study, Entry("summary", source="paper"))
+    cell = table.rows[0][column(table, "catastrophe_pct")]
+    assert cell.published == pytest.approx(14.0)  # PPOLag on MetaDrive Easy
+    assert cell.mark == "†"  # 240,000 steps are not a million
+    assert any("total_steps 240,000 (paper: 1,000,000)" in note for note in table.notes)
+
+
+def test_costs_over_the_budget_are_marked(study):
+    table = build_table(study, Entry("training"))
+    states = [row[column(table, "cost_final")].state for row in table.rows]
+    assert states == ["over", "over"]
+    shares = [row[column(table, "over_budget")].text for row in table.rows]
+    assert shares == ["4/4", "4/4"]
+
+
+def test_the_comparison_has_the_test_and_the_smallest_p_it_could_have_had(study):
+    table = build_table(study, Entry("comparisons"))
+    (row,) = table.rows
+    assert row[column(table, "p")].text == "1/70"
+    assert row[column(table, "smallest_p")].value == pytest.approx(1 / 70)
+    assert row[column(table, "first_lower")].text == "4/4"
+    assert row[column(table, "says")].text == "lower"
+    assert row[column(table, "difference")].high < 0
+
+
+def test_runs_are_listed_by_seed_and_followed_by_their_mean(study):
+    table = build_table(study, Entry("per-seed", arms=(PLAIN,), source="held-out"))
+    place = column(table, "seed")
+    assert [row[place].text for row in table.rows] == [*map(str, SEEDS), "mean"]
+    assert table.strong == {4}
+
+
+def test_matched_seeds_show_their_differences(study):
+    table = build_table(study, Entry("pairs"))
+    assert [row[column(table, "seed")].text for row in table.rows] == [*map(str, SEEDS), "mean"]
+    assert table.rows[0][column(table, "difference")].value == pytest.approx(5.0 - 40.0)
+
+
+def test_matched_seeds_can_be_asked_for_another_outcome_than_the_claims(study):
+    table = build_table(study, Entry("pairs", source="training", window="last-10"))
+    assert list(dict.fromkeys(values(table, "outcome"))) == ["logged return", "cost"]
+    assert set(values(table, "source")) == {"training, last 10 epochs"}
+    table = build_table(study, Entry("pairs", source="held-out", outcome="violation"))
+    assert set(values(table, "outcome")) == {"violation rate"}
+
+
+def test_tables_of_traces_keep_to_the_arms_that_are_asked_for(study):
+    table = build_table(study, Entry("lead-time", arms=(SIGNAL,)))
+    assert set(values(table, "arm")) == {SIGNAL}
+    assert "vlmsafe trace" in build_table(study, Entry("gate", arms=(PLAIN,))).reason
+    assert isinstance(build_table(study, Entry("gate", source="paper")), Missing)
+
+
+def test_of_many_traced_episodes_as_many_of_every_run_are_taken(study, monkeypatch):
+    monkeypatch.setattr("vlmsafe.report.material.TRACED", 8)
+    steps = study.traces("metadrive-easy")
+    counts = steps.group_by("run").agg(pl.col("episode").n_unique())["episode"].to_list()
+    assert counts == [2, 2, 2, 2]
+
+
+def test_the_bonus_is_taken_out_of_the_logged_return(study):
+    table = build_table(study, Entry("returns"))
+    assert values(table, "bonus_final") == [0.0, 60.0]
+
+
+def test_a_sweep_is_ordered_by_its_setting(tmp_path):
+    for budget in (35.0, 15.0):
+        for seed in (1, 2, 3):
+            write_run(tmp_path, PLAIN, seed, arm=f"d{budget:g}", budget=budget)
+    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("sweep", over=("budget",)))
+    assert values(table, "budget") == [15.0, 35.0]
+    assert values(table, "arm") == ["d15", "d35"]
+
+
+def test_reruns_that_are_equal_never_part_and_others_do(tmp_path):
+    for arm, seed, cost in (("a", 1, 40.0), ("b", 1, 40.0), ("a", 2, 40.0), ("b", 2, 41.0)):
+        write_run(tmp_path, PLAIN, seed, arm=arm, cost=cost)
+    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("divergence"))
+    assert [row[column(table, "epoch")].text for row in table.rows] == ["never", "1"]
+
+
+def test_the_overhead_of_a_signal_is_time_per_step(study):
+    table = build_table(study, Entry("compute"))
+    assert [row[column(table, "overhead_pct")].text for row in table.rows] == ["reference", "+20 %"]
+
+
+def test_what_cannot_be_made_says_which_command_makes_it(tmp_path):
+    write_run(tmp_path, PLAIN, 1)
+    material = read_material([tmp_path], StudyInfo("study"))
+    assert "vlmsafe evaluate" in build_table(material, Entry("summary")).reason
+    assert "vlmsafe trace" in build_table(material, Entry("gate")).reason
+    assert isinstance(build_table(material, Entry("comparisons")), Missing)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_runs_that_have_only_begun_do_no_harm(begun, kind):
+    assert isinstance(build_table(begun, Entry(kind, over=("budget",) if kind == "sweep" else ())), Table | Missing)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("begun")
+    write_run(folder, PLAIN, 1, epochs=0)
+    write_run(folder, SIGNAL, 1, epochs=0)
+    write_run(folder, SIGNAL, 2, epochs=1)
+    return read_material([folder], StudyInfo("study"))
+
+
+def test_which_scorer_looked_is_said_beside_published_values(tmp_path):
+    path = write_run(tmp_path, SIGNAL, 42).path
+    config = path / "config.yaml"
+    config.write_text(config.read_text().replace("clip:openai/clip-vit-base-patch32", "embedded"))
+    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("training"))
+    assert any(
+        "Ours: signal.scorer embedded (paper: clip:openai/clip-vit-base-patch32)" in note for note in table.notes
+    )
+
+
+def test_published_gates_times_and_scores_stand_beside_ours(study):
+    gate = build_table(study, Entry("gate"))
+    first = gate.rows[[row[1].text for row in gate.rows].index("seed-42")]
+    assert first[column(gate, "margin_median")].published == 0.046
+    times = build_table(study, Entry("compute"))
+    assert [row[column(times, "steps_per_second")].published for row in times.rows] == [131, 101]
+    assert paper.scores("formula-one-l2", "rnd", 42)[100_000] == 0.0128
+    assert paper.scores("formula-one-l2", "qwen2-vl:x", 123)[1_000_000] == 0.616
+    assert "c_vlm 0.199 to 0.452 raw" in paper.lead_time_line("formula-one-l2")
+    assert not paper.lead_time_line("metadrive-easy")
+
+
+def test_a_table_on_one_environment_names_it_once(study):
+    table = build_table(study, Entry("multiplier"))
+    assert "metadrive-easy" in table.title
+    assert "env" not in [entry.name for entry in table.columns]
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+
+def test_csv_has_full_precision_and_the_ends_of_intervals(study):
+    table = build_table(study, Entry("summary", source="paper"))
+    rows = list(csv.DictReader(io.StringIO(table_csv(table))))
+    cell = table.rows[1][column(table, "cost")]
+    assert float(rows[1]["cost"]) == cell.value
+    assert float(rows[1]["cost_low"]) == cell.low
+    assert float(rows[0]["catastrophe_pct_published"]) == pytest.approx(14.0)
+
+
+def test_csv_keeps_text_that_is_more_than_its_number(study):
+    ranges = list(csv.DictReader(io.StringIO(table_csv(build_table(study, Entry("lead-time"))))))
+    assert " to " in ranges[0]["raw"]
+    (row,) = csv.DictReader(io.StringIO(table_csv(build_table(study, Entry("comparisons")))))
+    assert (row["p"], row["runs"]) == ("1/70", "4 / 4")
+    times = list(csv.DictReader(io.StringIO(table_csv(build_table(study, Entry("compute"))))))
+    assert float(times[1]["overhead_pct"]) == pytest.approx(20.0)
+
+
+def test_latex_is_balanced_and_escapes_what_would_be_a_command(study):
+    table = build_table(study, Entry("summary"))
+    text = table_latex(table)
+    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
+    assert {line.count(" & ") for line in rows} == {len(table.columns) - 1}
+    assert r"catastrophe \%" in text
+    assert latex("a_b$<\\") == r"a\_b\$\textless{}\textbackslash{}"
+    assert text.count(r"\begin{") == text.count(r"\end{")
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (3.14159, 2, "3.14"),
+        (-0.001, 2, "0.00"),
+        (123.456, 2, "123.5"),
+        (1e-5, 4, "1.0e\N{MINUS SIGN}05"),
+        (2e-17, 4, "0.0000"),
+    ],
+)
+def test_numbers_are_as_long_as_they_need_to_be(value, digits, shown):
+    assert number_text(value, Column("x", "x", digits)) == shown
+
+
+def test_a_deviation_has_the_digits_of_its_mean():
+    assert cell_text(Cell(149.79, std=80.72), Column("x", "x", 2)) == "149.8 ± 80.7"

@@ -1,0 +1,110 @@
+"""vlmsafe study, as a user types it."""
+
+import pytest
+from in_process import InProcess
+
+from vlmsafe.cli import main
+from vlmsafe.errors import EXIT_BAD_INPUT
+from vlmsafe.studies.execution import execute
+from vlmsafe.studies.study_yaml import load_study, parse_study, shipped_studies
+
+SMALL = """\
+name: small
+question: Does the oracle lower the cost?
+environments: [speeding]
+seeds: [1, 2]
+total_steps: 80
+settings: {steps_per_epoch: 40, learner.update_iters: 1}
+arms:
+  ppo-lag: {method: ppo-lag}
+  oracle: {method: vlm-ppo-lag, settings: {signal.scorer: oracle}}
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(SMALL)
+    return tmp_path
+
+
+def shown(capsys, *words):
+    main(["study", *map(str, words)])
+    return capsys.readouterr().out
+
+
+def refused(capsys, *words):
+    with pytest.raises(SystemExit) as caught:
+        main(["study", *map(str, words)])
+    assert caught.value.code == EXIT_BAD_INPUT
+    message = capsys.readouterr().err
+    assert len(message.strip().splitlines()) == 1
+    return message
+
+
+def rows(text, first):
+    return [line.split() for line in text.splitlines() if line.strip().startswith(f"{first} ")]
+
+
+def test_list_names_every_study_with_its_runs(capsys):
+    text = shown(capsys, "list")
+    for name in shipped_studies():
+        assert any(f" {name} " in line for line in text.splitlines()), name
+    assert " 99 " in next(line for line in text.splitlines() if " formula-one-grid " in line)
+
+
+def test_show_prints_the_question_the_cells_and_the_file(capsys, here):
+    text = shown(capsys, "show", "small.yaml")
+    assert text.startswith("Does the oracle lower the cost?")
+    assert rows(text, "speeding") == [
+        ["speeding", "ppo-lag", "ppo-lag", "1,", "2", "80", "-", "-"],
+        ["speeding", "oracle", "vlm-ppo-lag", "1,", "2", "80", "-", "-"],
+    ]
+    assert "signal.scorer: oracle" in text
+
+
+def test_plan_prints_every_cell_and_what_its_hours_rest_on(capsys, here):
+    text = shown(capsys, "plan", "small.yaml", "--cores", 2)
+    assert [row[:5] for row in rows(text, "speeding")] == [
+        ["speeding", "ppo-lag", "2", "0", "160"],
+        ["speeding", "oracle", "2", "0", "160"],
+    ]
+    assert "4 runs, 0 of them done; 320 steps of training" in text
+    assert "note: 'table': measured by benchmarks/speeds.py on" in text
+    assert not (here / "runs").exists()
+
+
+def test_status_is_plain_where_it_is_not_a_terminal_and_knows_a_study_by_name_file_and_folder(capsys, here):
+    execute(parse_study(SMALL, ""), here / "runs" / "small", InProcess())
+    texts = [shown(capsys, "status", name) for name in ("small.yaml", "runs/small")]
+    texts.append(shown(capsys, "status", "small.yaml", "--root", here / "runs"))
+    texts.append(shown(capsys, "status", "small.yaml", "--dir", here / "runs" / "small"))
+    for text in texts:
+        assert "\x1b" not in text
+        assert rows(text, "speeding") == [
+            ["speeding", "ppo-lag", "2/2", "100", "%", "-", "-", "done"],
+            ["speeding", "oracle", "2/2", "100", "%", "-", "-", "done"],
+        ]
+    smaller = shown(capsys, "status", "small.yaml", "--scale", "0.5")
+    assert rows(smaller, "speeding")[0][2] == "0/2"
+
+
+def test_mistakes_are_one_line(capsys, here):
+    assert "unknown study command 'lst'; did you mean 'list'?" in refused(capsys, "lst")
+    assert "unknown study 'smal'" in refused(capsys, "plan", "smal")
+    assert "scale is 2.0; it must be greater than 0 and at most 1" in refused(
+        capsys, "plan", "small.yaml", "--scale", 2
+    )
+    assert "unknown scorer 'clap'" in refused(capsys, "plan", "generalisation", "--scorer", "clap")
+    assert "there is no runs/small" in refused(capsys, "report", "small.yaml")
+
+
+def test_help_lists_the_verbs(capsys):
+    text = shown(capsys)
+    assert [line.split()[0] for line in text.splitlines()[2:]] == ["list", "show", "plan", "run", "status", "report"]
+
+
+def test_the_folder_of_a_smaller_study_is_enough_to_go_on_with_it(capsys, here):
+    small = load_study("small.yaml").varied(0.5)
+    execute(small, here / "runs" / small.title, InProcess())
+    assert rows(shown(capsys, "status", "runs/small-scale-0.5"), "speeding")[0][2] == "2/2"

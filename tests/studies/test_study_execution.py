@@ -1,0 +1,284 @@
+"""Running a study: what is there is never done again, what fails takes nothing with it, nothing is mixed up."""
+
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+from in_process import InProcess, trainings
+
+from vlmsafe.audit.claims import load_claims
+from vlmsafe.errors import InputError, Interrupted, RunError
+from vlmsafe.studies import reuse
+from vlmsafe.studies.execution import Event, Outcome, execute, failures
+from vlmsafe.studies.progress import cell_states, next_step
+from vlmsafe.studies.study import Study
+from vlmsafe.studies.study_yaml import load_study, parse_study
+from vlmsafe.training.files import DirectoryLock
+from vlmsafe.training.interrupts import StopRequest
+from vlmsafe.training.run import Run
+
+SMALL = """\
+name: small
+question: Does the oracle lower the cost?
+environments: [speeding]
+seeds: [1, 2]
+total_steps: 80
+settings: {steps_per_epoch: 40, learner.update_iters: 1}
+arms:
+  ppo-lag: {method: ppo-lag}
+  oracle: {method: vlm-ppo-lag, settings: {signal.scorer: oracle}}
+protocols: [{protocol: held-out, episodes: 3}]
+traces: [{protocol: held-out, episodes: 2, arms: [oracle], seeds: [1], scorers: [noise]}]
+comparisons: [{first: oracle, second: ppo-lag, about: [signal]}]
+"""
+TRAINING = SMALL.partition("protocols:")[0]
+"""The same without evaluations and traces, where they would only take time."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A study that ran without a break."""
+    root = tmp_path_factory.mktemp("whole")
+    launcher = InProcess()
+    assert len(run(study(), root / "small", launcher).done) == 4
+    assert trainings(launcher) == 4
+    return root / "small"
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+    """A copy of it, to be damaged."""
+    shutil.copytree(finished, tmp_path / "runs" / "small")
+    return tmp_path / "runs" / "small"
+
+
+def study(text: str = SMALL) -> Study:
+    return parse_study(text, "small.yaml")
+
+
+def run(chosen: Study, folder: Path, launcher: InProcess | None = None, **options) -> Outcome:
+    return execute(chosen, folder, launcher or InProcess(), **options)
+
+
+def records(folder: Path) -> dict[str, bytes]:
+    """What equal studies have in equal files."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.name in ("epochs.jsonl", "episodes.jsonl") or path.suffix == ".parquet"
+    }
+
+
+def test_every_run_is_trained_evaluated_and_traced_as_the_study_says(finished):
+    table = pl.read_parquet(finished / "speeding" / "oracle" / "seed-2" / "evaluations" / "held-out.parquet")
+    assert (len(table), set(table["checkpoint_epoch"])) == (3, {2})
+    assert [str(path.relative_to(finished)) for path in finished.rglob("traces/*.parquet")] == [
+        "speeding/oracle/seed-1/traces/held-out.parquet"
+    ]
+    trace = pl.read_parquet(finished / "speeding" / "oracle" / "seed-1" / "traces" / "held-out.parquet")
+    assert trace["episode"].n_unique() == 2
+    about = json.loads((finished / "speeding" / "oracle" / "seed-1" / "traces" / "held-out.json").read_text())
+    assert "noise" in json.dumps(about)
+    assert [state.trained for state in cell_states(study().expand(finished), {})] == [2, 2]
+
+
+def test_the_folder_holds_the_study_and_its_claims(finished):
+    assert load_study(finished).expand(finished) == study().expand(finished)
+    (claim,) = load_claims(finished / "claims.yaml").comparisons
+    assert (claim.first, claim.second, claim.about) == ("oracle", "ppo-lag", ("signal",))
+
+
+def test_running_a_finished_study_again_does_nothing(folder):
+    before, launcher = records(folder), InProcess()
+    assert len(run(study(), folder, launcher).done) == 4
+    assert launcher.launched == []
+    assert records(folder) == before
+
+
+def test_an_interrupted_run_is_resumed_and_ends_as_if_it_had_never_stopped(folder, finished):
+    path = folder / "speeding" / "oracle" / "seed-1"
+    (path / "checkpoints" / "epoch-00002.safetensors").unlink()
+    launcher = InProcess()
+    assert not run(study(), folder, launcher).failed
+    assert launcher.launched[0][:3] == ("train", "--resume", str(path))
+    assert trainings(launcher) == 1
+    assert records(folder) == records(finished)
+
+
+def test_missing_and_short_evaluations_are_made_and_longer_ones_are_kept(folder, finished):
+    one, two = (
+        folder / "speeding" / "ppo-lag" / f"seed-{seed}" / "evaluations" / "held-out.parquet" for seed in (1, 2)
+    )
+    one.unlink()
+    pl.read_parquet(two).head(2).write_parquet(two)
+    launcher = InProcess()
+    assert not run(study(), folder, launcher).failed
+    assert sorted(words[0] for words in launcher.launched) == ["evaluate", "evaluate"]
+    assert records(folder) == records(finished)
+    fewer, launcher = study(SMALL.replace("episodes: 3", "episodes: 2")), InProcess()
+    assert not run(fewer, folder, launcher).failed
+    assert launcher.launched == []
+    assert records(folder) == records(finished)
+
+
+def test_a_missing_or_damaged_trace_is_made_again(folder):
+    trace = folder / "speeding" / "oracle" / "seed-1" / "traces" / "held-out.parquet"
+    trace.unlink()
+    launcher = InProcess()
+    assert not run(study(), folder, launcher).failed
+    assert [words[0] for words in launcher.launched] == ["trace"]
+    trace.write_bytes(b"not a table")
+    outcome = run(study(), folder)
+    assert list(outcome.failed) == ["speeding/oracle/seed-1"]
+    assert "remove it, and it is made again" in outcome.failed["speeding/oracle/seed-1"]
+
+
+@pytest.mark.parametrize(("old", "new"), [("total_steps: 80", "total_steps: 120"), ("scorer: oracle", "scorer: noise")])
+def test_a_directory_with_another_run_is_an_error_before_anything_starts(folder, old, new):
+    text = SMALL.replace(old, new)
+    before, launcher = records(folder), InProcess()
+    with pytest.raises(
+        InputError, match=r"seed-1 holds another run than the study means: .* there and .* in the study"
+    ):
+        run(study(text), folder, launcher)
+    assert launcher.launched == []
+    assert records(folder) == before
+
+
+def test_a_run_with_other_prompts_of_the_same_name_is_another_run(tmp_path):
+    prompts = tmp_path / "mine.yaml"
+    prompts.write_text("positive: [safe]\nnegative: [unsafe]\n")
+    text = TRAINING.replace("seeds: [1, 2]", "seeds: [1]").replace(
+        "signal.scorer: oracle", f"signal.scorer: oracle, signal.prompts: {prompts}"
+    )
+    target = tmp_path / "other"
+    assert not run(study(text), target).failed
+    prompts.write_text("positive: [safe]\nnegative: [risky]\n")
+    with pytest.raises(InputError, match="its prompts are not those that"):
+        run(study(text), target)
+
+
+def test_where_and_how_often_a_run_is_saved_does_not_make_it_another_run(folder):
+    launcher = InProcess()
+    text = SMALL.replace("steps_per_epoch: 40", "steps_per_epoch: 40, checkpoint.every: 2, signal.device: cpu")
+    text = text.replace("ppo-lag: {method: ppo-lag}", "ppo-lag: {method: ppo-lag, settings: {signal.device: auto}}")
+    assert not run(study(text), folder, launcher).failed
+    assert launcher.launched == []
+
+
+def test_a_failed_run_is_reported_and_the_rest_carried_on(tmp_path):
+    def refuse(command):
+        if "oracle/seed-1" in str(command.log):
+            print("note: something\nerror: the disk is full")
+            raise SystemExit(1)
+
+    folder, launcher, heard = tmp_path / "small", InProcess(refuse), []
+    small = study(TRAINING)
+    outcome = run(small, folder, launcher, on_event=heard.append)
+    assert list(outcome.failed) == ["speeding/oracle/seed-1"]
+    assert outcome.failed["speeding/oracle/seed-1"].startswith("train: the disk is full (log: ")
+    assert len(outcome.done) == 3
+    assert Event("speeding/oracle/seed-1", "train", "began") in heard
+    assert failures(folder).keys() == {"speeding/oracle/seed-1"}
+    assert sum(state.failed for state in cell_states(small.expand(folder), failures(folder))) == 1
+    assert len(run(small, folder).done) == 4
+    assert failures(folder) == {}
+
+
+def test_a_step_that_ends_well_and_makes_nothing_is_a_failure_and_not_repeated_for_ever(tmp_path):
+    def do_nothing(command):
+        raise SystemExit(0)
+
+    launcher = InProcess(do_nothing)
+    outcome = run(study(), tmp_path / "small", launcher)
+    assert len(launcher.launched) == len(outcome.failed) == 4
+    assert all("what it should have made is not there" in reason for reason in outcome.failed.values())
+
+
+def test_a_request_to_stop_leaves_everything_for_the_next_time(tmp_path, finished):
+    stop = StopRequest()
+
+    def interrupt(event: Event) -> None:
+        if event.what == "ended":
+            stop.reason = "SIGTERM"
+
+    small, target = study(TRAINING), tmp_path / "small"
+    with pytest.raises(Interrupted, match=r"SIGTERM received: .* the same command continues it"):
+        run(small, target, stop=stop, on_event=interrupt)
+    assert sum(next_step(spec) is None for spec in small.expand(target)) < 4
+    assert len(run(small, target).done) == 4
+    assert records(target).items() <= records(finished).items()
+
+
+def test_a_study_runs_once_at_a_time(folder):
+    with DirectoryLock(folder), pytest.raises(RunError, match="another process is running the study"):
+        run(study(), folder)
+
+
+def test_a_run_that_somebody_else_works_on_is_waited_for(folder):
+    path = folder / "speeding" / "oracle" / "seed-1"
+    lock = DirectoryLock(path)
+    lock.__enter__()
+    turns = []
+
+    def release_later() -> None:
+        turns.append(1)
+        if len(turns) == 3:
+            lock.__exit__()
+
+    launcher = InProcess()
+    assert len(run(study(), folder, launcher, on_turn=release_later).done) == 4
+    assert len(turns) >= 3
+    assert launcher.launched == []
+
+
+# -- equal runs of other studies --
+
+
+def test_an_equal_finished_run_of_another_study_is_copied_and_not_trained_again(folder, finished):
+    text = SMALL.replace("name: small", "name: other").replace("  ppo-lag:", "  baseline:")
+    other = study(text.replace("second: ppo-lag", "second: baseline"))
+    target, launcher = folder.parent / "other", InProcess()
+    assert len(run(other, target, launcher).done) == 4
+    assert launcher.launched == []
+    copy = Run.open(target / "speeding" / "baseline" / "seed-1")
+    assert copy.status() == "finished"
+    assert copy.events()[-1]["event"] == "copied"
+    assert copy.events()[-1]["source"] == str(folder / "speeding" / "ppo-lag" / "seed-1")
+    for name in ("epochs.jsonl", "evaluations/held-out.parquet"):
+        assert (copy.path / name).read_bytes() == (folder / "speeding" / "ppo-lag" / "seed-1" / name).read_bytes()
+    assert records(folder) == records(finished)
+
+
+def test_unequal_unfinished_and_independent_runs_are_trained(folder):
+    (folder / "speeding" / "oracle" / "seed-2" / "checkpoints" / "epoch-00002.safetensors").unlink()
+    text = TRAINING.replace("name: small", "name: other").replace(
+        "{method: ppo-lag}", "{method: ppo-lag, settings: {learner.gamma: 0.9}}"
+    )
+    launcher = InProcess()
+    assert len(run(study(text), folder.parent / "other", launcher).done) == 4
+    assert trainings(launcher) == 3  # all but oracle, seed 1
+    assert not any("--resume" in words for words in launcher.launched)
+    alone, launcher = study(TRAINING.replace("name: small", "name: alone\nindependent: true")), InProcess()
+    assert len(run(alone, folder.parent / "alone", launcher).done) == 4
+    assert trainings(launcher) == 4
+
+
+@pytest.mark.parametrize("function", ["rename", "finish_copy"])
+def test_a_crash_while_copying_leaves_no_half_run(folder, monkeypatch, function):
+    other, target = study(SMALL.replace("name: small", "name: other")), folder.parent / "other"
+
+    def crash(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*((Path, "rename") if function == "rename" else (reuse, "finish_copy")), crash)
+        with pytest.raises(KeyboardInterrupt):
+            run(other, target)
+    assert not list(target.rglob("config.yaml"))
+    launcher = InProcess()
+    assert len(run(other, target, launcher).done) == 4
+    assert launcher.launched == []
+    assert records(target) == records(folder)

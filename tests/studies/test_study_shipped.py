@@ -1,0 +1,29 @@
+"""Shipped studies from end to end at a tiny scale: with traces, with every kind of scorer, with their reports.
+
+`tools/try_studies.py` does the same for all of them.
+"""
+
+import pytest
+from in_process import InProcess
+
+from vlmsafe.cli import main
+from vlmsafe.studies.execution import execute
+from vlmsafe.studies.progress import next_step
+from vlmsafe.studies.study_yaml import load_study
+
+
+@pytest.mark.parametrize("name", ["lead-time", "substitutions"])
+def test_a_shipped_study_runs_at_a_tiny_scale_and_its_report_has_its_part_of_the_paper(name, tmp_path, capsys):
+    pytest.importorskip("mujoco")
+    study = load_study(name).varied(0.001, "noise")
+    folder = tmp_path / study.title
+    outcome = execute(study, folder, InProcess())
+    assert outcome.failed == {}
+    specs = study.expand(folder)
+    assert len(outcome.done) == len(specs)
+    assert all(next_step(spec) is None for spec in specs)
+    main(["study", "report", str(folder)])
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert study.question in page
+    for label in study.paper:
+        assert label in page, label
