@@ -16,7 +16,7 @@ from vlmsafe.audit import audit
 from vlmsafe.audit.auditor import CLAIMS
 from vlmsafe.audit.claims import Claims, Comparison, comparisons, load_claims
 from vlmsafe.audit.findings import Audit
-from vlmsafe.audit.records import Arm, RunRecord, arms_of, read_record
+from vlmsafe.audit.records import Arm, RunRecord, read_arms
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.report.data import Entry, StudyInfo
 from vlmsafe.studies.arms import ArmRun, open_arms
@@ -175,7 +175,7 @@ def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
     """Read the runs in these directories, or under them, and audit their comparison."""
     sources, problems = open_arms(paths)
     claims = info.claims if info.claims is not None else _claims_beside(paths)
-    every_arm = arms_of([read_record(source) for source in sources])
+    every_arm = read_arms(sources)
     kept, missing = _claims_with_runs(claims, every_arm)
     beside = pl.DataFrame(schema=SCHEMA)
     try:
