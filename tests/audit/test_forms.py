@@ -1,5 +1,6 @@
 """The same defects in other forms: other layouts, columns that are missing, files that somebody else wrote."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -11,12 +12,14 @@ from designs.editing import HELD_OUT, edit_claims, edit_epochs, edit_table, run_
 from designs.planting import BASELINE, FIRST
 
 from vlmsafe.audit import audit
-from vlmsafe.audit.claims import Claim, load_claims
+from vlmsafe.audit.claims import Claim, Claims, comparisons, load_claims
 from vlmsafe.audit.outcomes import judge
+from vlmsafe.audit.records import read_arms
 from vlmsafe.audit.settings import differences, factors_of, infer_about, unnamed
 from vlmsafe.config_yaml import flatten, to_dict
 from vlmsafe.errors import InputError
 from vlmsafe.methods import method_defaults
+from vlmsafe.studies.arms import open_arms
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +107,8 @@ def test_a_correction_makes_more_seeds_necessary(design):
     path.write_text("comparisons:\n" + entry * 4)
     assert audit([design], resamples=100).codes() == set()
     path.write_text("correction: bonferroni\ncomparisons:\n" + entry * 12)
-    assert load_claims(path).corrected()[0].alpha == pytest.approx(0.02 / 12)
+    compared = comparisons(read_arms(open_arms([design])[0]), load_claims(path))
+    assert compared[0].claim.alpha == pytest.approx(0.02 / len(compared))
     assert audit([design], resamples=100).codes() == {"too-few-seeds"}
 
 
@@ -217,3 +221,21 @@ def test_a_test_decides_on_arms_that_lie_apart_and_not_on_arms_that_do_not(test)
         "higher",
         "undecided",
     ]
+
+
+def test_a_claim_about_several_environments_is_corrected_for_a_test_on_each(design):
+    arms = read_arms(open_arms([design])[0])
+    elsewhere = {("another", name): dataclasses.replace(arm, env="another") for (_, name), arm in arms.items()}
+    claim = Claim(FIRST, BASELINE, alpha=0.04)
+    assert [one.claim.alpha for one in comparisons(arms | elsewhere, Claims((claim,), "bonferroni"))] == [0.02, 0.02]
+
+
+def test_a_study_is_audited_before_all_its_arms_have_runs(design):
+    later = {"first": FIRST, "second": "not-yet-trained"}
+    edit_claims(design, lambda claims: [*claims, later])
+    with pytest.raises(InputError, match="unknown arm in the claims 'not-yet-trained'"):
+        audit([design], resamples=100)
+    (design / "study.yaml").write_text("name: design\n")
+    result = audit([design], resamples=100)
+    assert result.codes() == set()
+    assert f"no runs yet for the comparison {FIRST} against not-yet-trained" in {one.reason for one in result.unchecked}

@@ -33,7 +33,7 @@ def test_trace_of_a_run_is_found_by_protocol_or_by_being_the_only_one(tmp_path):
     assert open_trace(held_out).about["every"] == 2
     held_out.unlink()
     write_recorded(run, "paper-200")
-    with pytest.raises(InputError, match="several traces; choose one with --protocol: paper-20, paper-200"):
+    with pytest.raises(InputError, match="several others; choose with --protocol: paper-20, paper-200"):
         open_trace(run)
 
 

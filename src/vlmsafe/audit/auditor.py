@@ -17,12 +17,12 @@ from vlmsafe.audit.check_evaluation import check_evaluations, check_matched_eval
 from vlmsafe.audit.check_robustness import check_baselines, check_few_episodes, check_replications, check_windows
 from vlmsafe.audit.check_runs import check_run
 from vlmsafe.audit.check_signal import check_signal
-from vlmsafe.audit.claims import Claims, Comparison, comparisons, load_claims
+from vlmsafe.audit.claims import Claims, Comparison, claims_with_runs, comparisons, load_claims
 from vlmsafe.audit.findings import CODES, Audit, Finding, Unchecked
 from vlmsafe.audit.outcomes import summarise_arm
 from vlmsafe.audit.records import Arm, read_arms
 from vlmsafe.errors import InputError
-from vlmsafe.studies.arms import open_arms
+from vlmsafe.studies.arms import STUDY_FILE, open_arms
 
 RESAMPLES = 1_000
 CLAIMS = "claims.yaml"
@@ -55,8 +55,12 @@ def audit(
     elif claims is None:
         claims = _claims_beside(paths)
     arms = read_arms(sources)
+    unfinished: list[str] = []
+    if claims is not None and any((Path(path) / STUDY_FILE).is_file() for path in paths):
+        claims, unfinished = claims_with_runs(claims, arms)  # a study checks its claims against its own arms
     compared = comparisons(arms, claims, baseline=baseline)
     said = list(_look(arms.values(), compared, claims, passive_below, resamples))
+    said += [Unchecked(("unmatched-arms",), "the study", line) for line in unfinished]
     said += [
         Finding("unreadable-run", line.split(":")[0], (line,), "restore it, or leave it out") for line in unreadable
     ]
@@ -98,7 +102,7 @@ def _look(
         yield from check_shaped_return(comparison)
         yield from check_few_episodes(comparison)
         yield from check_windows(comparison)
-    yield from check_tests(claims)
+    yield from check_tests(claims, compared)
     yield from check_baselines(compared)
     yield from check_replications(compared, arms)
     for env in dict.fromkeys(arm.env for arm in arms):

@@ -190,9 +190,9 @@ def _needed(comparison: Comparison) -> int:
     return next(found, 50)
 
 
-def check_tests(claims: Claims | None) -> Iterator[Finding]:
-    """How often was a level used that is meant for one test?"""
-    tested = [claim for claim in claims.comparisons if claim.test != "none"] if claims else []
+def check_tests(claims: Claims | None, compared: Sequence[Comparison]) -> Iterator[Finding]:
+    """How often was a level used that is meant for one test? A claim about several environments is a test on each."""
+    tested = [one.claim for one in compared if one.claim.test != "none"]
     if claims is None or claims.correction != "none" or len(tested) < 5:
         return
     alpha = max(claim.alpha for claim in tested)

@@ -62,12 +62,6 @@ class Claims:
     correction: Literal["none", "bonferroni", "holm"] = "none"
     """What was done about testing several times."""
 
-    def corrected(self) -> list[Claim]:
-        """The claims with the level that a test has to meet: of Holm's, the strictest, which comes first."""
-        tests = sum(claim.test != "none" for claim in self.comparisons)
-        share = 1 if self.correction == "none" else max(1, tests)
-        return [dataclasses.replace(claim, alpha=claim.alpha / share) for claim in self.comparisons]
-
 
 def load_claims(path: Path) -> Claims:
     """The claims in a YAML file."""
@@ -139,7 +133,7 @@ def comparisons(
     if claims is not None and claims.comparisons:
         if baseline is not None:
             raise InputError("both claims and a baseline say what is compared; drop --baseline, or the claims")
-        return [found for claim in claims.corrected() for found in _resolve(claim, arms)]
+        return _corrected([found for claim in claims.comparisons for found in _resolve(claim, arms)], claims.correction)
     found = []
     for env in dict.fromkeys(env for env, _ in arms):
         own = [arm for (place, _), arm in arms.items() if place == env]
@@ -150,6 +144,29 @@ def comparisons(
     if baseline is not None and all(name != baseline for _, name in arms):
         raise unknown_name("arm", baseline, dict.fromkeys(name for _, name in arms))
     return found
+
+
+def _corrected(found: list[Comparison], correction: str) -> list[Comparison]:
+    """With the level that a test has to meet among all that are made: of Holm's, the strictest, which comes first."""
+    tests = sum(one.claim.test != "none" for one in found)
+    if correction == "none" or not tests:
+        return found
+    return [
+        dataclasses.replace(one, claim=dataclasses.replace(one.claim, alpha=one.claim.alpha / tests)) for one in found
+    ]
+
+
+def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], Arm]) -> tuple[Claims, list[str]]:
+    """The claims that have runs of both arms, and a line about each other: a study may be looked at before its end."""
+    kept, missing = [], []
+    for claim in claims.comparisons:
+        envs = [claim.env] if claim.env else list(dict.fromkeys(env for env, _ in arms))
+        if any({(env, claim.first), (env, claim.second)} <= set(arms) for env in envs):
+            kept.append(claim)
+        else:
+            where = f" on {claim.env}" if claim.env else ""
+            missing.append(f"no runs yet for the comparison {claim}{where}")
+    return dataclasses.replace(claims, comparisons=tuple(kept)), missing
 
 
 def _resolve(claim: Claim, arms: Mapping[tuple[str, str], Arm]) -> list[Comparison]:

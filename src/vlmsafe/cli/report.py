@@ -55,7 +55,7 @@ def report_verb(argv: list[str]) -> None:
 
 def _study_folder(paths: tuple[Path, ...]) -> Path | None:
     """The folder of a study, given as it is or by the study's name: its report has the study's question and tables."""
-    from vlmsafe.studies.study_yaml import STUDY_FILE
+    from vlmsafe.studies.arms import STUDY_FILE
 
     if len(paths) != 1:
         return None

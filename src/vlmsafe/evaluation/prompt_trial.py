@@ -14,7 +14,6 @@ from vlmsafe.analysis.auc import RESAMPLES
 from vlmsafe.analysis.prompt_bench import RESERVED, Bench, Candidate, bench
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.recorded import (
-    DEFAULT_PROTOCOL,
     Onlooker,
     RecordedTrace,
     Rescored,
@@ -22,6 +21,7 @@ from vlmsafe.evaluation.recorded import (
     rescore_sets,
     takes_sets_together,
 )
+from vlmsafe.evaluation.tables import DEFAULT_PROTOCOL
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers import ScorerName, parse_scorer

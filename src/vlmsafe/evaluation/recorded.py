@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.errors import InputError
+from vlmsafe.evaluation.tables import DEFAULT_PROTOCOL, find_table, tables_in
 from vlmsafe.evaluation.trace_files import about_path, frames_path
 from vlmsafe.signals.moments import APART, Frame
 from vlmsafe.signals.prompts import PromptSet
@@ -25,7 +26,6 @@ from vlmsafe.signals.scorers.api import Similarities, check_scorer
 from vlmsafe.training.run import Run
 from vlmsafe.training.scoring import score_named
 
-DEFAULT_PROTOCOL = "held-out"
 _BASE = ("episode", "scenario", "step", "reward", "cost", "hazard", "scored")
 
 
@@ -155,18 +155,12 @@ def open_trace(place: Path, protocol: str | None = None) -> RecordedTrace:
 
 def _of_run(run: Run, protocol: str | None) -> Path:
     folder = run.path / "traces"
-    # The pictures of a trace lie beside it, and are none.
-    present = {path.stem: path for path in sorted(folder.glob("*.parquet")) if not path.stem.endswith("-frames")}
-    wanted = protocol or DEFAULT_PROTOCOL
-    if wanted in present:
-        return present[wanted]
-    if protocol is None and len(present) == 1:
-        return next(iter(present.values()))
-    if protocol is None and present:
-        raise InputError(f"{run.path} has several traces; choose one with --protocol: {', '.join(present)}")
-    others = f" (it has: {', '.join(present)})" if present else ""
+    if (path := find_table(folder, protocol)) is not None:
+        return path
+    others = f" (it has: {', '.join(tables_in(folder))})" if tables_in(folder) else ""
     raise InputError(
-        f"{run.path} has no trace '{wanted}'{others}; record one with: {trace_command(str(run.path), protocol)}"
+        f"{run.path} has no trace '{protocol or DEFAULT_PROTOCOL}'{others}; record one with: "
+        f"{trace_command(str(run.path), protocol)}"
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.errors import InputError
+from vlmsafe.evaluation.tables import find_table, protocol_option
 from vlmsafe.studies.arms import open_arms
 from vlmsafe.training.run import Run
 
-DEFAULT_PROTOCOL = "held-out"
 Tables = dict[str, dict[str, pl.DataFrame]]
 """By arm, then by run, as `vlmsafe.analysis.tables.stacked` takes them."""
 
@@ -75,10 +75,12 @@ def runs_only(group: Sequence[Source], what: str) -> list[tuple[Source, Run]]:
 
 def traces(group: Sequence[Source], protocol: str | None) -> Tables:
     """The trace of every source; a run without one is refused with the command that records it."""
-    chosen = {source: source.trace or (source.run and _table(source.run.path / "traces", protocol)) for source in group}
+    chosen = {
+        source: source.trace or (source.run and find_table(source.run.path / "traces", protocol)) for source in group
+    }
     lacking = [source.run for source, path in chosen.items() if not path and source.run is not None]
     if lacking:
-        option = "" if protocol in (None, DEFAULT_PROTOCOL) else f" --protocol {protocol}"
+        option = protocol_option(protocol)
         commands = [f"vlmsafe trace {shlex.quote(str(run.path))}{option}" for run in lacking]
         others = f" (and {len(commands) - 1} more runs)" if len(commands) > 1 else ""
         kind = "" if protocol is None else f" '{protocol}'"
@@ -91,12 +93,11 @@ def evaluations(runs: Sequence[tuple[Source, Run]], protocol: str | None) -> tup
     found: dict[Source, pl.DataFrame] = {}
     notes = []
     for source, run in runs:
-        path = _table(run.evaluations, protocol)
+        path = find_table(run.evaluations, protocol)
         if path is not None:
             found[source] = _read(path)
         else:
-            option = "" if protocol in (None, DEFAULT_PROTOCOL) else f" --protocol {protocol}"
-            command = f"vlmsafe evaluate {shlex.quote(str(run.path))}{option}"
+            command = f"vlmsafe evaluate {shlex.quote(str(run.path))}{protocol_option(protocol)}"
             notes.append(f"{source.title} has no evaluation, so it is not among the episodes; for one: {command}")
     return _by_arm(found), notes
 
@@ -125,24 +126,6 @@ def scorer_of(steps: pl.DataFrame, wanted: str | None) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(name or "one without a name" for name in names) or "none"
-
-
-def _table(folder: Path, protocol: str | None) -> Path | None:
-    """`<protocol>.parquet`; without a name held-out, else the only table in the folder."""
-    if protocol is not None:
-        path = folder / f"{protocol}.parquet"
-        return path if path.is_file() else None
-    # The pictures of a trace lie beside it, and are none.
-    present = sorted(path for path in folder.glob("*.parquet") if not path.stem.endswith("-frames"))
-    default = folder / f"{DEFAULT_PROTOCOL}.parquet"
-    if default in present:
-        return default
-    if len(present) > 1:
-        names = ", ".join(path.stem for path in present)
-        raise InputError(
-            f"{folder} has no {DEFAULT_PROTOCOL} table but several others; choose with --protocol: {names}"
-        )
-    return present[0] if present else None
 
 
 def _read(path: Path) -> pl.DataFrame:

@@ -14,7 +14,7 @@ from vlmsafe.analysis import gate_roc, lead_time
 from vlmsafe.analysis.tables import episode_numbers, stacked
 from vlmsafe.audit import audit
 from vlmsafe.audit.auditor import CLAIMS
-from vlmsafe.audit.claims import Claims, Comparison, comparisons, load_claims
+from vlmsafe.audit.claims import Claims, Comparison, claims_with_runs, comparisons, load_claims
 from vlmsafe.audit.findings import Audit
 from vlmsafe.audit.records import Arm, RunRecord, read_arms
 from vlmsafe.errors import InputError, VlmsafeError
@@ -176,7 +176,9 @@ def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
     sources, problems = open_arms(paths)
     claims = info.claims if info.claims is not None else _claims_beside(paths)
     every_arm = read_arms(sources)
-    kept, missing = _claims_with_runs(claims, every_arm)
+    kept, missing = claims_with_runs(claims, every_arm) if claims is not None else (None, [])
+    if kept is not None and not kept.comparisons:
+        kept = None  # arms are compared as a reader would
     beside = pl.DataFrame(schema=SCHEMA)
     try:
         beside = side_by_side(sources)
@@ -201,22 +203,6 @@ def _claims_beside(paths: Sequence[Path | str]) -> Claims | None:
     if len(found) > 1:
         raise InputError(f"several claims: {', '.join(map(str, found))}; report one folder at a time")
     return load_claims(found[0]) if found else None
-
-
-def _claims_with_runs(claims: Claims | None, arms: Mapping[tuple[str, str], Arm]) -> tuple[Claims | None, list[str]]:
-    """The claims that have runs of both arms: a study may be reported before it is finished."""
-    if claims is None:
-        return None, []
-    kept, missing = [], []
-    for claim in claims.comparisons:
-        envs = [claim.env] if claim.env else list(dict.fromkeys(env for env, _ in arms))
-        if any({(env, claim.first), (env, claim.second)} <= set(arms) for env in envs):
-            kept.append(claim)
-        else:
-            where = f" on {claim.env}" if claim.env else ""
-            missing.append(f"no runs yet for the comparison {claim}{where}")
-    # With no claim left, arms are compared as a reader would.
-    return (replace(claims, comparisons=tuple(kept)) if kept else None), missing
 
 
 def _one_scorer(table: pl.DataFrame) -> pl.DataFrame | None:

@@ -10,6 +10,9 @@ from pathlib import Path
 from vlmsafe.errors import InputError
 from vlmsafe.training.run import Run, find_runs
 
+STUDY_FILE = "study.yaml"
+"""A study's own copy of its file, in its folder."""
+
 
 @dataclass(frozen=True)
 class ArmRun:

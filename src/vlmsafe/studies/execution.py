@@ -20,11 +20,11 @@ from typing import Any
 
 from vlmsafe.config_yaml import to_dict, to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
+from vlmsafe.studies.arms import STUDY_FILE
 from vlmsafe.studies.launchers import Command, Handle, Launcher
 from vlmsafe.studies.progress import Busy, Step, check_runs, next_step
 from vlmsafe.studies.reuse import equal_run, finish_copy, take_over
 from vlmsafe.studies.study import RunSpec, Study
-from vlmsafe.studies.study_yaml import STUDY_FILE
 from vlmsafe.training.files import (
     DirectoryLock,
     append_rows,

@@ -35,10 +35,9 @@ from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.methods import method
 from vlmsafe.report.data import check_entries
 from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.studies.arms import STUDY_FILE
 from vlmsafe.studies.study import Arm, Look, Part, Study
 
-STUDY_FILE = "study.yaml"
-"""A study's own copy of its file, in its folder."""
 _FOLDER = resources.files("vlmsafe.studies") / "definitions"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PART = ("seeds", "total_steps", "settings")
