@@ -2,8 +2,9 @@
 
     python tools/try_studies.py [--scale 0.01] [--scorer noise] [--root runs/tried] [NAME ...]
 
-Runs `vlmsafe study run` and `vlmsafe study report` for each and prints how it went. Calling it again continues. `noise`
-stands in for models that must be downloaded, because it knows every rule. Exit code 1 if a study failed.
+Runs `vlmsafe study run` and `vlmsafe study report` for each and prints how it went, and which of the paper's tables and
+figures the report lacks. Calling it again continues. `noise` stands in for models that must be downloaded, because it
+knows every rule. Exit code 1 if a study failed or its report lacks something.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ def main() -> int:
         minutes = (time.monotonic() - begun) / 60
         if answer.returncode == 0:
             size_mb = (folder / "report.html").stat().st_size / 1e6
-            print(f"{name}: done in {minutes:.1f} minutes, report of {size_mb:.1f} MB", flush=True)
+            lacking = [line for line in answer.stderr.splitlines() if line.startswith("not in it: ")]
+            print(
+                f"{name}: done in {minutes:.1f} minutes, report of {size_mb:.1f} MB", *lacking, sep="\n  ", flush=True
+            )
+            failed += [name] * bool(lacking)
         else:
             failed.append(name)
             print(f"{name}: study {words[0]} failed after {minutes:.1f} minutes:\n{answer.stderr}", flush=True)

@@ -175,7 +175,10 @@ def test_a_study_of_twenty_runs_is_small_and_quick(tmp_path):
 def test_the_command_writes_into_the_folder_and_prints_the_page(tmp_path, capsys):
     write_study(tmp_path / "runs", seeds=(1, 2))
     command.report_verb([str(tmp_path / "runs"), "--no-files"])
-    assert capsys.readouterr().out.split() == [str(tmp_path / "runs" / "report.html")]
+    said = capsys.readouterr()
+    assert said.out.split() == ["report:", str(tmp_path / "runs" / "report.html")]
+    assert said.err.startswith(f"Catastrophe rate of {SIGNAL} against {PLAIN}: not told apart on metadrive-easy.")
+    assert "\nThe audit " in said.err
     assert not (tmp_path / "runs" / "report").exists()
 
 

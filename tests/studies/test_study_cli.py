@@ -108,3 +108,18 @@ def test_the_folder_of_a_smaller_study_is_enough_to_go_on_with_it(capsys, here):
     small = load_study("small.yaml").varied(0.5)
     execute(small, here / "runs" / small.title, InProcess())
     assert rows(shown(capsys, "status", "runs/small-scale-0.5"), "speeding")[0][2] == "2/2"
+
+
+def test_a_report_of_a_study_by_its_name_or_folder_is_the_studys_own(capsys, here):
+    study = parse_study(SMALL + "tables: [methods]\n", "")
+    execute(study, here / "runs" / "small", InProcess())
+    for name in ("small", "runs/small"):
+        main(["report", name, "--no-files"])
+        assert capsys.readouterr().out == "report: runs/small/report.html\n"
+        page = (here / "runs" / "small" / "report.html").read_text(encoding="utf-8")
+        assert "Does the oracle lower the cost?" in page
+        assert not (here / "runs" / "small" / "report").exists()
+    main(["report", "small", "--no-files", "--question", "Is it cheaper?", "--out", "other.html"])
+    page = (here / "other.html").read_text(encoding="utf-8")
+    assert '<p class="question">Is it cheaper?</p>' in page
+    assert page.index("What the arms are") < page.index("Training on speeding")

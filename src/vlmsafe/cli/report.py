@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
 from vlmsafe.cli.consoles import err, out, parse
 from vlmsafe.errors import InputError
+
+if TYPE_CHECKING:
+    from vlmsafe.report.data import StudyInfo
 
 
 @dataclass(frozen=True)
@@ -31,29 +36,40 @@ class ReportCommand:
 def report_verb(argv: list[str]) -> None:
     command = parse(ReportCommand, argv, "report")
     from vlmsafe.report.data import StudyInfo
-    from vlmsafe.report.write import write_report
 
     if not command.paths:
         raise InputError("report: no runs; expected a folder that holds runs, such as runs/, or run directories")
-    folder = _study_folder(command.paths)
-    if folder is not None and not command.question:
-        from vlmsafe.cli.study import study_verb
+    paths, folder = command.paths, _study_folder(command.paths)
+    if folder is not None:
+        from vlmsafe.cli.study import study_info
+        from vlmsafe.studies.study_yaml import load_study
 
-        study_verb(["report", str(folder), *(["--out", str(command.out)] if command.out else [])])
-        return
-    place = command.paths[0] if len(command.paths) == 1 else Path()
-    page = command.out if command.out is not None else place / "report.html"
+        paths, info = (folder,), study_info(load_study(str(folder)), folder)
+    else:
+        info = StudyInfo(", ".join(path.resolve().name for path in paths))
+    info = replace(info, question=command.question or info.question)
+    place = paths[0] if len(paths) == 1 else Path()
+    write_and_say(paths, command.out or place / "report.html", info, files=command.files)
+
+
+def write_and_say(paths: Sequence[Path], page: Path, info: StudyInfo, *, files: bool = True) -> None:
+    """Write a report, and print its answer and where it is."""
+    from vlmsafe.report.write import write_report
+
     if page.suffix != ".html":
         raise InputError(f"report: --out is {page}; expected the name of an HTML file, such as report.html")
-    name = ", ".join(path.resolve().name for path in command.paths)
-    written = write_report(command.paths, page, StudyInfo(name, command.question), files=command.files)
+    written = write_report(paths, page, info, files=files)
+    for line in written.answer:
+        err.print(line, markup=False, highlight=False, soft_wrap=True)
+    for lacking in written.missing:
+        err.print(f"not in it: {lacking}", markup=False, highlight=False, soft_wrap=True)
     size = written.page.stat().st_size / 1e6
-    out.print(f"{written.page}", markup=False, soft_wrap=True)
     beside = f", {len(written.files)} files in {page.with_suffix('')}" if written.files else ""
     err.print(f"{size:.1f} MB{beside}", markup=False, soft_wrap=True)
+    out.print(f"report: {written.page}", markup=False, soft_wrap=True)
 
 
-def _study_folder(paths: tuple[Path, ...]) -> Path | None:
+def _study_folder(paths: Sequence[Path]) -> Path | None:
     """The folder of a study, given as it is or by the study's name: its report has the study's question and tables."""
     from vlmsafe.studies.arms import STUDY_FILE
 

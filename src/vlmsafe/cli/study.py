@@ -222,13 +222,12 @@ def _status(command: StatusCommand) -> None:
 
 
 def _report(command: ReportCommand) -> None:
-    from vlmsafe.report.write import write_report
+    from vlmsafe.cli.report import write_and_say
 
     study, folder = command.load()
     if not folder.is_dir():
         raise InputError(f"there is no {folder}; vlmsafe study run {command.study} makes its runs")
-    written = write_report([folder], command.out or folder / "report.html", study_info(study, folder))
-    out.print(f"report: {written.page}", markup=False, soft_wrap=True)
+    write_and_say([folder], command.out or folder / "report.html", study_info(study, folder))
 
 
 def study_info(study: Study, folder: Path) -> StudyInfo:

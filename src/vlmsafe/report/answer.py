@@ -280,6 +280,13 @@ def audit_line(audit: Audit) -> str:
     return f"The audit has {_and(counts)}. Worst: {worst.title} ({worst.where})."
 
 
+def spoken(material: Material, found: Sequence[Result], most: int) -> list[str]:
+    """The answer as lines of text: the headline, what it rests on, and the audit's word."""
+    known = [one for one in found if one.first and one.second]
+    lines = [sentence(one) for one in known[:most]] if known else describe_arms(material)[:most]
+    return [headline(found), *lines, audit_line(material.audit)] if known else [*lines, audit_line(material.audit)]
+
+
 def describe_arms(material: Material) -> list[str]:
     """What each arm came to, for a report without a comparison."""
     lines = []

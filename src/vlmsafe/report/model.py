@@ -86,6 +86,9 @@ class Missing:
     reason: str
     label: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.label or self.kind}: {self.title}: {self.reason}"
+
 
 # -- charts ---------------------------------------------------------------------------------------------------------
 

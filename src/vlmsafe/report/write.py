@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vlmsafe.report.answer import results
+from vlmsafe.report.answer import results, spoken
 from vlmsafe.report.charts import build_chart
 from vlmsafe.report.data import FIGURES, TABLES, Entry, StudyInfo, read_entries
 from vlmsafe.report.exports import write_chart, write_table
@@ -25,6 +25,7 @@ _TABLES = (
 )  # fmt: skip
 _FIGURES = ("dots", "curves", "multiplier", "cost-progress", "protocols", "scores", "lead-time", "gate", "gate-roc")
 _TIMES = ("compute",)
+_SPOKEN = 4  # results that a terminal shows
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Written:
     """Tables and figures beside it."""
     missing: tuple[Missing, ...]
     """What was asked for and could not be made."""
+    answer: tuple[str, ...] = ()
+    """What the page says first, for a terminal."""
 
 
 def write_report(
@@ -65,9 +68,10 @@ def write_report(
             )
         written += made
         parts.append(Part(content, name, tuple(f"{folder.name}/{path.name}" for path in made), lead))
-    write_atomically(out, page(material, results(material), parts).encode())
+    found = results(material)
+    write_atomically(out, page(material, found, parts).encode())
     missing = tuple(part.content for part in parts if isinstance(part.content, Missing))
-    return Written(out, tuple(written), missing)
+    return Written(out, tuple(written), missing, tuple(spoken(material, found, _SPOKEN)))
 
 
 def _contents(material: Material, times: bool) -> list[tuple[Table | Chart | Missing, bool]]:
