@@ -1,6 +1,6 @@
 """Pictures of a page for the documents: 1280 and 390 pixels wide, light and dark.
 
-    python tools/screenshots.py runs/x/scope-held-out.html docs/images/scope [--hash 0.49]
+    python tools/screenshots.py runs/x/scope-held-out.html docs/images/scope [--hash 0.49] [--most 1900]
 
 writes docs/images/scope-1280-light.png and three more. Needs Debian's chromium and Playwright.
 """
@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("page", type=Path)
     parser.add_argument("prefix", type=Path, help="of the names of the pictures")
     parser.add_argument("--hash", default="", help="what follows # in the page's address")
+    parser.add_argument("--most", type=int, help="pixels of height after which a long page is cut")
     options = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
@@ -28,7 +29,9 @@ def main() -> None:
                 page.goto(f"{options.page.resolve().as_uri()}#{options.hash}")
                 page.wait_for_timeout(500)
                 path = options.prefix.with_name(f"{options.prefix.name}-{width}-{scheme}.png")
-                page.screenshot(path=path, full_page=True)
+                whole = page.evaluate("document.documentElement.scrollHeight")
+                clip = {"x": 0, "y": 0, "width": width, "height": min(whole, options.most or whole)}
+                page.screenshot(path=path, full_page=True, clip=clip)
                 page.close()
                 print(path)
         browser.close()

@@ -1,7 +1,6 @@
 """The report in a real browser: nothing is loaded or complained of, tables sort, figures answer, both themes work."""
 
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -14,21 +13,7 @@ from report_runs import SIGNAL, costs_with, made_up_prompts, write_evaluation, w
 from vlmsafe.report.data import StudyInfo
 from vlmsafe.report.write import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EVIL = "<script>document.title = 'taken over'</script>"
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium: install Debian's package 'chromium' to run the browser tests"
-)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install playwright")
-    with sync.sync_playwright() as driver:
-        window = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield window
-        window.close()
 
 
 @pytest.fixture(scope="module")

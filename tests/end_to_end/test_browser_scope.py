@@ -1,23 +1,9 @@
 """The scope in a browser: Debian's chromium, headless, driven by Playwright."""
 
-import shutil
-
 import pytest
 from recorded_traces import CONTACTS, LENGTH, PROMPTS, write_recorded
 
 from vlmsafe.report.scope import write_scope
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
