@@ -10,7 +10,7 @@ from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, writ
 
 from vlmsafe.report import paper
 from vlmsafe.report.data import TABLES, Entry, StudyInfo
-from vlmsafe.report.exports import cell_text, latex, number_text, table_csv, table_latex
+from vlmsafe.report.exports import cell_text, latex, number_text, table_csv, table_latex, table_markdown
 from vlmsafe.report.material import read_material
 from vlmsafe.report.model import Cell, Column, Missing, Table
 from vlmsafe.report.tables import build_table
@@ -225,6 +225,15 @@ def test_latex_is_balanced_and_escapes_what_would_be_a_command(study):
     assert r"catastrophe \%" in text
     assert latex("a_b$<\\") == r"a\_b\$\textless{}\textbackslash{}"
     assert text.count(r"\begin{") == text.count(r"\end{")
+
+
+def test_markdown_has_a_cell_per_column_whatever_an_arm_is_called():
+    columns = (Column("arm", "arm"), Column("cost", "cost", 1))
+    rows = ((Cell("a|b <i>*_"), Cell(1.25, low=1.0, high=2.0, published=3.0, mark="†")),)
+    assert table_markdown(Table("t", "Title", columns, rows, "Caption", "", strong=frozenset({0}), notes=("a note",))) == (
+        "**Title.** Caption\n\n| arm | cost |\n|---|--:|\n"
+        "| **a\\|b \\<i\\>\\*\\_** | **1.2 \\[1.0, 2.0\\] (paper 3.0†)** |\n\na note\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class ReportCommand:
     """Write a report on runs: one HTML file that opens anywhere, offline, with the answer first.
 
-    Beside it, in a folder of its name, every table is written as CSV and LaTeX, every figure as PNG, PDF and CSV.
+    Beside it, in a folder of its name, every table is written as CSV, LaTeX and Markdown, every figure as PNG, PDF and
+    CSV.
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]

@@ -1,4 +1,4 @@
-"""Tables and charts as files for papers and programs: CSV, LaTeX, PNG and PDF."""
+"""Tables and charts as files for papers, documents and programs: CSV, LaTeX, Markdown, PNG and PDF."""
 
 from __future__ import annotations
 
@@ -119,17 +119,45 @@ def table_latex(table: Table) -> str:
         r"\midrule",
     ]
     for place, row in enumerate(table.rows):
-        cells = []
-        for cell, column in zip(row, table.columns, strict=True):
-            parts = [cell_text(cell, column), interval_text(cell, column)]
-            published = published_text(cell, column)
-            parts.append(f"(paper {published}{cell.mark})" if published else "")
-            text = latex(" ".join(part for part in parts if part))
-            cells.append(rf"\textbf{{{text}}}" if place in table.strong and text else text)
+        cells = [latex(_whole(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
+        if place in table.strong:
+            cells = [rf"\textbf{{{text}}}" if text else "" for text in cells]
         lines.append(" & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\footnotesize {latex(note)}" for note in table.notes]
     return "\n".join([*lines, r"\end{table}", ""])
+
+
+def table_markdown(table: Table) -> str:
+    """A table for documents, with its title, its caption and its notes."""
+    lines = [
+        f"**{_plain(table.title)}.** {_plain(table.caption)}".strip(),
+        "",
+        f"| {' | '.join(_plain(column.heading) for column in table.columns)} |",
+        f"|{'|'.join('--:' if column.is_number else '---' for column in table.columns)}|",
+    ]
+    for place, row in enumerate(table.rows):
+        cells = [_plain(_whole(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
+        if place in table.strong:
+            cells = [f"**{text}**" if text else "" for text in cells]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, *(line for note in table.notes for line in ("", _plain(note))), ""])
+
+
+def _whole(cell: Cell, column: Column) -> str:
+    """A cell in one line: value, interval, published value."""
+    published = published_text(cell, column)
+    parts = [
+        cell_text(cell, column),
+        interval_text(cell, column),
+        f"(paper {published}{cell.mark})" if published else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown sees no tables, tags or emphasis."""
+    return re.sub(r"([\\`*_|<>\[\]#])", r"\\\1", " ".join(text.split()))
 
 
 def chart_csv(chart: Chart) -> str:
@@ -174,7 +202,8 @@ def chart_csv(chart: Chart) -> str:
 
 def write_table(table: Table, folder: Path, name: str) -> list[Path]:
     make_directory(folder)
-    files = {folder / f"{name}.csv": table_csv(table), folder / f"{name}.tex": table_latex(table)}
+    forms = {"csv": table_csv, "tex": table_latex, "md": table_markdown}
+    files = {folder / f"{name}.{ending}": form(table) for ending, form in forms.items()}
     for path, text in files.items():
         write_atomically(path, text.encode())
     return list(files)

@@ -1,7 +1,7 @@
 """What a report is made of before it is drawn: tables of cells, and charts of panels of marks.
 
-One model serves all forms. A table becomes HTML, CSV and LaTeX; a chart becomes SVG in the page, and PNG and PDF
-through matplotlib. Neither knows where its numbers came from.
+One model serves all forms. A table becomes HTML, CSV, LaTeX and Markdown; a chart becomes SVG in the page, and PNG and
+PDF through matplotlib. Neither knows where its numbers came from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write a report: one page, and beside it every table as CSV and LaTeX and every figure as PNG, PDF and CSV."""
+"""Write a report: one page, and beside it every table as CSV, LaTeX and Markdown, every figure as PNG, PDF and CSV."""
 
 from __future__ import annotations
 
