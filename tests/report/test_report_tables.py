@@ -230,7 +230,8 @@ def test_latex_is_balanced_and_escapes_what_would_be_a_command(study):
 def test_markdown_has_a_cell_per_column_whatever_an_arm_is_called():
     columns = (Column("arm", "arm"), Column("cost", "cost", 1))
     rows = ((Cell("a|b <i>*_"), Cell(1.25, low=1.0, high=2.0, published=3.0, mark="†")),)
-    assert table_markdown(Table("t", "Title", columns, rows, "Caption", "", strong=frozenset({0}), notes=("a note",))) == (
+    table = Table("t", "Title", columns, rows, "Caption", strong=frozenset({0}), notes=("a note",))
+    assert table_markdown(table) == (
         "**Title.** Caption\n\n| arm | cost |\n|---|--:|\n"
         "| **a\\|b \\<i\\>\\*\\_** | **1.2 \\[1.0, 2.0\\] (paper 3.0†)** |\n\na note\n"
     )
