@@ -132,7 +132,7 @@ def test_drift_with_time_fails_against_the_step_index():
 )
 def test_criterion_needs_all_three_at_one_horizon(auc_low_control, verdict):
     own, low, control = auc_low_control
-    rest = {"positives": 1, "negatives": 1, "episodes": 1, "left_out": 0, "high": 0.9}
+    rest = {"positives": 1, "negatives": 1, "episodes": 1, "left_out": 0, "high": 0.9, "resamples": 20}
     rows = []
     for horizon, (point, floor, step) in {10: (0.9, 0.8, 0.5), 20: (0.5, 0.4, 0.5), 40: (own, low, control)}.items():
         for signal, value in (("negative", point), ("step", step)):
@@ -140,6 +140,17 @@ def test_criterion_needs_all_three_at_one_horizon(auc_low_control, verdict):
             rows.append({**common, "form": "standardised", "auc": value, "low": floor})
             rows.append({**common, "form": "raw", "auc": 0.99, "low": 0.98})
     assert passes(pl.DataFrame(rows, schema=SCHEMA)) is verdict
+
+
+@pytest.mark.parametrize(("with_contact", "verdict"), [(1, False), (2, False), (6, True)])
+def test_a_perfect_warning_in_one_episode_of_many_does_not_meet_the_criterion(with_contact, verdict):
+    episodes = np.repeat(np.arange(12), 100)
+    at = np.tile(np.arange(100), 12)
+    contact = (at == 50) & (episodes < with_contact)
+    warning = ((at >= 30) & (at < 50) & (episodes < with_contact)).astype(float)
+    table = anticipation({"negative": warning}, contact, episodes, resamples=400)
+    assert table.filter(signal="negative", form="standardised", horizon=20)["auc"].item() == 1.0
+    assert passes(table) is verdict
 
 
 def test_table_without_contacts_has_counts_and_no_auc():

@@ -27,6 +27,7 @@ CONTROL = "step"
 """Name of the step-index control among the signals."""
 
 _CRITERION_HORIZONS, _CRITERION_AUC = (20, 40), 0.60
+_MOST_LEFT_OUT = 0.05  # share of resamples without contact, which about three episodes with contact bring below it
 _NEVER = np.iinfo(np.int64).max
 
 SCHEMA: dict[str, Any] = {
@@ -40,6 +41,7 @@ SCHEMA: dict[str, Any] = {
     "negatives": pl.Int64,
     "episodes": pl.Int64,
     "left_out": pl.Int64,
+    "resamples": pl.Int64,
 }
 
 
@@ -77,14 +79,18 @@ def anticipation(
         for form, shown in (("raw", values), ("standardised", standardise(values, own))):
             for horizon in horizons:
                 result = pooled(shown[classified], near <= horizon, own[classified], drawn)
-                rows.append({"signal": name, "form": form, "horizon": horizon, **asdict(result)})
+                rows.append(
+                    {"signal": name, "form": form, "horizon": horizon, **asdict(result), "resamples": resamples}
+                )
     return pl.DataFrame(rows, schema=SCHEMA)
 
 
 def passes(table: pl.DataFrame, signal: str = "negative") -> bool:
     """The criterion fixed in advance: at K = 20 or 40 the standardised signal warns, by three measures at once.
 
-    Its AUC is at least 0.60, the interval lies above 0.5, and the AUC is above that of the standardised step index.
+    Its AUC is at least 0.60, the interval lies above 0.5, and the AUC is above that of the standardised step index. An
+    interval that had to leave out more than 5 % of its resamples, because they hold no contact, rests on too few
+    episodes with one to lie above anything.
     """
     rows = {
         (row["signal"], row["horizon"]): row
@@ -98,7 +104,7 @@ def passes(table: pl.DataFrame, signal: str = "negative") -> bool:
 
 
 def _warns(row: Mapping[str, Any], control: Mapping[str, Any]) -> bool:
-    if row["auc"] is None:
+    if row["auc"] is None or row["left_out"] > _MOST_LEFT_OUT * row["resamples"]:
         return False
     return bool(row["auc"] >= _CRITERION_AUC and row["low"] > 0.5 and row["auc"] > control["auc"])
 

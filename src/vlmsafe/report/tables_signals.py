@@ -226,7 +226,8 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
     ]
     caption = (
         "Above 0.5 a signal is higher before contact. The criterion, fixed in advance and about c_vlm: standardised, "
-        "at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, and above the step index. "
+        "at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, and above the step index, with "
+        "contact in enough episodes that 95 % of the resamples have some. "
         f"From at most {TRACED} traced episodes of an arm; vlmsafe diagnose lead-time takes all."
     )
     notes = [line for env in material.lead_times(entry) if (line := paper.lead_time_line(env))]

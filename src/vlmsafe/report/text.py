@@ -19,7 +19,8 @@ SHOWN_HORIZONS = (5, 10, 20, 40)
 SHOWN_LAGS = (-10, -5, -1, 0, 1, 5, 10, 20)
 CRITERION = (
     "The criterion, fixed in advance: standardised, at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, "
-    "and above the step index. The signal it is about is c_vlm."
+    "and above the step index, with contact in enough episodes that 95 % of the resamples have some. The signal it is "
+    "about is c_vlm."
 )
 _SIGNALS = {"negative": "c_vlm", "positive": "r_vlm", CONTROL: "step index"}
 
