@@ -44,7 +44,7 @@ def test_scope_says_where_the_page_is_and_how_large(run, tmp_path):
         f"2 episodes, 24 frames, 2 contacts, {(tmp_path / 'page.html').stat().st_size / 1e6:.1f} MB",
         f"scope: {tmp_path / 'page.html'}",
     ]
-    assert "those left out have 1 more contacts. --episodes 3 shows all" in answer.stderr
+    assert "those left out have 1 more contact. --episodes 3 shows all" in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,11 @@ def test_bench_of_what_was_recorded_prints_json(run):
         (("bench", "RUN", "--protocol", "paper-20"), "recorded without frames"),
         (("show",), "prompts show takes one name or file, got 0"),
         (("show", "metadrive-v9"), "unknown prompt set 'metadrive-v9'"),
+        (("bench", "RUN", "--seed", "-1"), "the seed of the resamples is -1; it must be at least 0"),
         (("list", "--json"), "prompts list takes no options"),
+        (("list", "--each-prompt"), "prompts list takes no options"),
+        (("show", "metadrive-v2", "--seed", "3"), "prompts show takes no options"),
+        (("show", "metadrive-v2", "--protocol", "paper"), "prompts show takes no options"),
     ],
 )
 def test_what_prompts_cannot_do_is_one_line(run, arguments, message, capsys):

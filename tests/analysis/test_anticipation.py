@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmsafe.analysis.anticipation import HORIZONS, SCHEMA, anticipation, passes, standardise, steps_to_contact
+from vlmsafe.analysis.anticipation import (
+    HORIZONS,
+    SCHEMA,
+    anticipation,
+    passes,
+    standardise,
+    steps_to_contact,
+    verdict,
+)
 from vlmsafe.analysis.auc import auc
 from vlmsafe.errors import InputError
 
@@ -121,7 +129,7 @@ def test_drift_with_time_fails_against_the_step_index():
 
 
 @pytest.mark.parametrize(
-    ("auc_low_control", "verdict"),
+    ("auc_low_control", "met"),
     [
         ((0.60, 0.51, 0.55), True),
         ((0.59, 0.55, 0.50), False),
@@ -130,7 +138,7 @@ def test_drift_with_time_fails_against_the_step_index():
         ((None, None, None), False),
     ],
 )
-def test_criterion_needs_all_three_at_one_horizon(auc_low_control, verdict):
+def test_criterion_needs_all_three_at_one_horizon(auc_low_control, met):
     own, low, control = auc_low_control
     rest = {"positives": 1, "negatives": 1, "episodes": 1, "left_out": 0, "high": 0.9, "resamples": 20}
     rows = []
@@ -139,18 +147,19 @@ def test_criterion_needs_all_three_at_one_horizon(auc_low_control, verdict):
             common = {"signal": signal, "horizon": horizon, **rest}
             rows.append({**common, "form": "standardised", "auc": value, "low": floor})
             rows.append({**common, "form": "raw", "auc": 0.99, "low": 0.98})
-    assert passes(pl.DataFrame(rows, schema=SCHEMA)) is verdict
+    assert passes(pl.DataFrame(rows, schema=SCHEMA)) is met
 
 
-@pytest.mark.parametrize(("with_contact", "verdict"), [(1, False), (2, False), (6, True)])
-def test_a_perfect_warning_in_one_episode_of_many_does_not_meet_the_criterion(with_contact, verdict):
+@pytest.mark.parametrize(("with_contact", "said"), [(1, "too few contacts"), (2, "too few contacts"), (6, "met")])
+def test_a_perfect_warning_in_one_episode_of_many_does_not_meet_the_criterion(with_contact, said):
     episodes = np.repeat(np.arange(12), 100)
     at = np.tile(np.arange(100), 12)
     contact = (at == 50) & (episodes < with_contact)
     warning = ((at >= 30) & (at < 50) & (episodes < with_contact)).astype(float)
     table = anticipation({"negative": warning}, contact, episodes, resamples=400)
     assert table.filter(signal="negative", form="standardised", horizon=20)["auc"].item() == 1.0
-    assert passes(table) is verdict
+    assert verdict(table) == said
+    assert passes(table) is (said == "met")
 
 
 def test_table_without_contacts_has_counts_and_no_auc():

@@ -165,3 +165,28 @@ def test_candidates_that_do_not_fit_the_steps_are_refused(steps):
         bench(steps, [short])
     with pytest.raises(InputError, match="no step of the trace was scored"):
         bench(steps.with_columns(scored=pl.lit(False)), [one])
+
+
+def test_a_gate_counts_as_open_above_nine_tenths(steps):
+    one = candidate(steps, "one", 1.0)
+    margin = np.linspace(-0.04, 0.04, len(one.margin))
+    kappa = Gate().kappa(margin)
+    row = bench(steps, [Candidate("one", one.positive, one.negative, margin)], resamples=20).margins.row(0, named=True)
+    between = ((kappa > 0.88) & (kappa <= 0.9)).sum(), ((kappa > 0.9) & (kappa < 0.92)).sum()
+    assert min(between) > 0  # another threshold would count others
+    assert row["kappa_open"] == pytest.approx((kappa > 0.9).mean())
+
+
+def test_a_warning_that_rests_on_one_episode_is_too_few_contacts(steps):
+    touched = steps.filter(pl.col("cost") > 0)["episode"][0]
+    lonely = steps.with_columns(cost=pl.when(pl.col("episode") == touched).then("cost").otherwise(0.0))
+    hazard = steps["hazard"] * (steps["episode"] == touched)
+    one = candidate(lonely.with_columns(hazard=hazard), "one", 5.0)
+    own = bench(lonely, [one, candidate(lonely, "noise", 0.0)], resamples=300).aucs.filter(signal="c_vlm", horizon=20)
+    assert dict(own.select("candidate", "criterion").iter_rows()) == {"one": "too few contacts", "noise": "not met"}
+    assert not own["passes"].any()
+
+
+def test_a_seed_below_zero_is_refused(steps):
+    with pytest.raises(InputError, match="the seed of the resamples is -1; it must be at least 0"):
+        bench(steps, [candidate(steps, "one", 1.0)], resamples=5, seed=-1)

@@ -223,6 +223,20 @@ def test_a_test_decides_on_arms_that_lie_apart_and_not_on_arms_that_do_not(test)
     ]
 
 
+def test_a_paired_test_takes_the_seeds_that_both_arms_have():
+    claim = Claim("a", "b", test="sign-flip", sides="less")
+    first, second = {1: 1.0, 2: 2.0, 3: 3.0, 4: 90.0, 5: 90.0}, {1: 5.0, 2: 6.0, 3: 7.0}
+    verdict = judge(claim, first, second)
+    assert (verdict.p, verdict.first, verdict.second) == (1 / 8, 2.0, 6.0)
+    assert judge(claim, first, {3: 7.0, 8: 1.0}) is None
+
+
+def test_two_runs_have_no_interval_to_decide_by():
+    claim = Claim("a", "b", test="bootstrap")
+    assert judge(claim, {1: 0.0, 2: 0.0}, {1: 1.0, 2: 1.0}) is None
+    assert judge(claim, {1: 0.0, 2: 0.1, 3: 0.2}, {1: 1.0, 2: 1.1, 3: 1.2}).word == "lower"
+
+
 def test_a_claim_about_several_environments_is_corrected_for_a_test_on_each(design):
     arms = read_arms(open_arms([design])[0])
     elsewhere = {("another", name): dataclasses.replace(arm, env="another") for (_, name), arm in arms.items()}

@@ -200,3 +200,46 @@ def test_the_printed_page_shows_whole_tables_on_white(opened):
     assert not page.locator("#theme").is_visible()
     page.set_viewport_size({"width": 718, "height": 1000})  # of A4, between usual margins
     assert page.evaluate("document.documentElement.scrollWidth") <= 718
+
+
+def test_what_is_folded_is_printed_and_folded_again(opened):
+    page = opened()
+    folded = "[...document.querySelectorAll('details.part, .finding-group')].filter(part => !part.open).length"
+    page.evaluate("document.querySelectorAll('.finding-group').forEach(group => { group.open = false })")
+    page.locator("details.part").first.evaluate("part => { part.open = true }")
+    before = page.evaluate(folded)
+    assert before > 1
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(folded) == 0
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 718, "height": 1000})
+    wide = page.eval_on_selector_all("table", "tables => tables.map(table => table.getBoundingClientRect().right)")
+    assert max(wide) <= 718
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(folded) == before
+    assert page.locator("details.part").first.evaluate("part => part.open")  # it was before
+
+
+def test_the_way_through_the_page_stays_in_view(opened):
+    page = opened()
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    assert page.evaluate("scrollY") > 1000
+    assert page.locator(".bar-top").bounding_box()["y"] == 0
+
+
+def test_keys_walk_through_the_values_of_a_figure(opened):
+    page = opened()
+    plot, tip = page.locator("#figure-curves svg.plot").first, page.locator("#tip")
+    series = plot.evaluate("plot => JSON.parse(plot.dataset.hover).s.map(s => [s.n, s.p.map(p => p[3])])")
+    (first, values), (second, others) = series[:2]
+    plot.focus()
+    assert not tip.is_visible()
+    seen = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown"):
+        page.keyboard.press(key)
+        lines = tip.inner_text().splitlines()
+        seen.append((lines[0], lines[2].removeprefix("cost per episode: ")))
+    assert seen == [(first, values[0]), (first, values[1]), (first, values[0]), (second, others[0])]
+    assert plot.locator(".at").get_attribute("visibility") == "visible"
+    page.keyboard.press("Escape")
+    assert not tip.is_visible()

@@ -228,3 +228,26 @@ def test_on_a_phone_the_frame_stays_in_view_beside_its_prompts(page):
     page.locator(".prompt").last.scroll_into_view_if_needed()
     frame, prompt = (page.locator(place).last.bounding_box() for place in ("#frame-box", ".prompt"))
     assert 0 <= frame["y"] < frame["y"] + frame["height"] <= prompt["y"] < 700
+
+
+def test_address_of_the_very_first_step_opens_there(page, file):
+    page.goto("about:blank")
+    page.goto(file.as_uri() + "#0.1")
+    assert where(page)["step"] == 1
+
+
+def test_before_the_first_episode_and_after_the_last_keys_do_nothing(page):
+    assert press(page, "End")["step"] == LENGTH
+    assert press(page, "[")["step"] == LENGTH
+    page.select_option("#episode", index=page.locator("#episode option").count() - 1)
+    assert press(page, "End", "]")["step"] == LENGTH
+    assert press(page, "[")["step"] < LENGTH
+
+
+def test_paper_is_white(page):
+    ground = "getComputedStyle(document.body).backgroundColor"
+    page.emulate_media(color_scheme="dark")
+    assert page.evaluate(ground) != "rgb(255, 255, 255)"
+    page.evaluate("document.documentElement.dataset.theme = 'dark'")
+    page.emulate_media(color_scheme="dark", media="print")
+    assert page.evaluate(ground) == "rgb(255, 255, 255)"

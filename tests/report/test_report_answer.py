@@ -4,7 +4,7 @@ import pytest
 from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
 from vlmsafe.audit.claims import Claim, Claims
-from vlmsafe.report.answer import audit_line, describe_arms, headline, results, sentence
+from vlmsafe.report.answer import audit_line, describe_arms, headline, results, sentence, spoken
 from vlmsafe.report.data import StudyInfo
 from vlmsafe.report.material import read_material
 
@@ -55,6 +55,27 @@ def test_without_a_test_nothing_is_decided_however_large_the_difference(tmp_path
     assert one.decided == 0
     assert sentence(one).endswith("No test is claimed: this describes these runs and no others.")
     assert "described, not tested, on metadrive-easy" in headline([one])
+
+
+def test_two_runs_each_have_no_interval(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [1, 1], [9, 9]), test="bootstrap")
+    assert (one.interval, one.verdict, one.decided) == (None, None, 0)
+
+
+def test_a_study_that_states_no_comparison_is_not_answered_by_a_supposed_one(tmp_path):
+    pair(tmp_path, [1, 2, 3], [9, 10, 11])
+    for definition, compared in (("name: x", False), ("", True)):
+        material = read_material([tmp_path], StudyInfo("x", "How long does it take?", definition=definition))
+        lines = spoken(material, results(material), 4)
+        assert lines[0].startswith("Cost of " if compared else f"metadrive-easy, {PLAIN}: cost")
+
+
+def test_claims_of_one_pair_from_several_sources_do_not_share_a_headline(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])
+    one = Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out")
+    other = Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", test="none")
+    material = read_material([tmp_path], StudyInfo("study", claims=Claims((one, other))))
+    assert f"{PLAIN}: lower on metadrive-easy." in headline(results(material))
 
 
 def test_one_run_each_is_not_tested(tmp_path):

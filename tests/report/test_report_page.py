@@ -4,6 +4,7 @@ import re
 import time
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from report_runs import PLAIN, SIGNAL, costs_with, made_up_prompts, write_evaluation, write_run, write_study
@@ -191,6 +192,30 @@ def test_a_report_in_the_folder_is_not_taken_for_a_run(tmp_path):
     before = page()
     write_report([tmp_path / "runs"], tmp_path / "runs" / "report.html")
     assert page() == before
+
+
+def test_a_folder_of_runs_is_not_filled_with_a_reports_files(tmp_path):
+    write_study(tmp_path / "runs", seeds=(1, 2))
+    before = sorted((tmp_path / "runs").rglob("*"))
+    with pytest.raises(InputError, match=r"which holds other things \(claims.yaml\); give the page another name"):
+        write_report([tmp_path / "runs"], tmp_path / "runs.html")
+    assert sorted((tmp_path / "runs").rglob("*")) == before
+    assert write_report([tmp_path / "runs"], tmp_path / "runs.html", files=False).page.is_file()
+
+
+def test_files_of_an_earlier_report_go_and_other_peoples_stay(tmp_path):
+    write_run(tmp_path / "runs", PLAIN, 1, epochs=3)
+    out, folder = tmp_path / "my report.html", tmp_path / "my report"
+    first = write_report([tmp_path / "runs"], out, StudyInfo("s", tables=({"kind": "training", "label": "tab:mine"},)))
+    assert folder / "tab-mine.csv" in first.files
+    (folder / "notes.md").write_text("mine")
+    second = write_report([tmp_path / "runs"], out)
+    listed = {path.name for path in second.files}
+    assert "tab-mine.csv" not in listed
+    assert {path.name for path in folder.iterdir()} == listed | {"files.txt", "notes.md"}
+    links = re.findall(r'href="(my[^"]+)"', out.read_text())
+    assert links
+    assert all((tmp_path / unquote(link)).is_file() and " " not in link for link in links)
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,9 @@ def test_published_gates_times_and_scores_stand_beside_ours(study):
     assert first[column(gate, "margin_median")].published == 0.046
     times = build_table(study, Entry("compute"))
     assert [row[column(times, "steps_per_second")].published for row in times.rows] == [131, 101]
+    assert paper.times("bullet-car-reach", "ppo-lag", 2_000_000, None)["hours"] == 3.3
+    assert set(paper.times("bullet-car-reach", "ppo-lag", 500, None)) == {"steps_per_second"}
+    assert paper.times("metadrive-easy", "vlm-ppo-lag-conf", 1_000_000, 1) == {}  # the paper scored every fourth step
     assert paper.scores("formula-one-l2", "rnd", 42)[100_000] == 0.0128
     assert paper.scores("formula-one-l2", "qwen2-vl:x", 123)[1_000_000] == 0.616
     assert "c_vlm 0.199 to 0.452 raw" in paper.lead_time_line("formula-one-l2")

@@ -89,6 +89,22 @@ def test_status_is_plain_where_it_is_not_a_terminal_and_knows_a_study_by_name_fi
     assert rows(smaller, "speeding")[0][2] == "0/2"
 
 
+def test_a_folder_that_happens_to_have_a_studys_name_is_not_taken_for_it(capsys, here):
+    (here / "demo").mkdir()
+    assert "2 runs of 2 arms in runs/demo" in shown(capsys, "show", "demo")
+
+
+def test_a_report_has_the_runs_of_the_study_as_it_is_now_and_says_what_it_leaves_out(capsys, here):
+    folder = here / "runs" / "small"
+    execute(parse_study(SMALL, ""), folder, InProcess())
+    (here / "small.yaml").write_text(SMALL.replace("seeds: [1, 2]", "seeds: [1]").replace("80", "160"))
+    shown(capsys, "report", "small.yaml")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "2 runs, 2 trained to the end" in page
+    assert "runs/small/speeding/oracle/seed-2 and 1 more: not of the study as it is defined now, and left out" in page
+    assert "was made with other settings: total_steps is 80 there and 160 in the study" in page
+
+
 def test_mistakes_are_one_line(capsys, here):
     assert "unknown study command 'lst'; did you mean 'list'?" in refused(capsys, "lst")
     assert "unknown study 'smal'" in refused(capsys, "plan", "smal")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vlmsafe.audit.outcomes import smallest_p
 from vlmsafe.audit.settings import differences, unnamed
 from vlmsafe.config_yaml import flatten, to_dict
 from vlmsafe.report.data import check_entries
@@ -127,6 +128,17 @@ def test_studies_that_the_paper_lacks_compare_arms_that_differ_in_what_is_named_
             found = differences(*(flatten(to_dict(own[0].config)) for own in (first, second)))
             assert not unnamed(found, list(claim.about)), (env, str(claim))
             assert not any(run.config.frame_indicators for run in (*first, *second))
+
+
+@pytest.mark.parametrize("name", sorted(LACKED))
+def test_studies_that_the_paper_lacks_have_seeds_enough_to_decide_something(name):
+    study, runs = load_study(name), specs(name)
+    seeds = min(Counter((run.env, run.arm) for run in runs).values())
+    tested = [claim for claim in study.claims.comparisons if claim.test != "none"]
+    tests = sum(1 if claim.env else len(study.environments) for claim in tested)
+    for claim in tested:
+        level = claim.alpha / (tests if study.claims.correction != "none" else 1)
+        assert smallest_p(claim, seeds, seeds, seeds) < level
 
 
 def test_the_factorial_is_full():

@@ -242,7 +242,7 @@ def test_an_equal_finished_run_of_another_study_is_copied_and_not_trained_again(
     other = study(text.replace("second: ppo-lag", "second: baseline"))
     target, launcher = folder.parent / "other", InProcess()
     assert len(run(other, target, launcher).done) == 4
-    assert launcher.launched == []
+    assert trainings(launcher) == 0
     copy = Run.open(target / "speeding" / "baseline" / "seed-1")
     assert copy.status() == "finished"
     assert copy.events()[-1]["event"] == "copied"
@@ -250,6 +250,75 @@ def test_an_equal_finished_run_of_another_study_is_copied_and_not_trained_again(
     for name in ("epochs.jsonl", "evaluations/held-out.parquet"):
         assert (copy.path / name).read_bytes() == (folder / "speeding" / "ppo-lag" / "seed-1" / name).read_bytes()
     assert records(folder) == records(finished)
+
+
+def test_what_a_copy_is_evaluated_and_traced_by_is_its_own_studys(folder):
+    """Otherwise results would depend on which study was run first."""
+    text = SMALL.replace("name: small", "name: other").replace("episodes: 3", "episodes: 2")
+    other = study(text.replace("scorers: [noise]", "scorers: [oracle], every: 2"))
+    launcher, target = InProcess(), folder.parent / "other"
+    run(other, target, launcher)
+    assert trainings(launcher) == 0
+    for spec in other.expand(target):
+        assert len(pl.read_parquet(spec.path / "evaluations" / "held-out.parquet")) == 2
+    about = json.loads((target / "speeding" / "oracle" / "seed-1" / "traces" / "held-out.json").read_text())
+    assert (about["every"], [one["scorer"] for one in about["scorers"]]) == (2, ["oracle"])
+
+
+def test_equal_arms_of_one_study_are_trained_each_by_itself(tmp_path):
+    text = TRAINING.replace(
+        "oracle: {method: vlm-ppo-lag, settings: {signal.scorer: oracle}}", "again: {method: ppo-lag}"
+    )
+    launcher = InProcess()
+    run(study(text), tmp_path / "runs" / "small", launcher)
+    assert trainings(launcher) == 4
+
+
+def test_what_a_run_left_that_ended_before_it_began_is_in_nobodys_way(folder):
+    other, target = study(TRAINING.replace("name: small", "name: other")), folder.parent / "other"
+    (target / "speeding" / "oracle" / "seed-1" / "checkpoints").mkdir(parents=True)
+    launcher = InProcess()
+    assert run(other, target, launcher).failed == {}
+    assert trainings(launcher) == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("scorers: [noise]", "scorers: [oracle]"),
+        ("seeds: [1],", "seeds: [1], every: 3,"),
+        ("seeds: [1],", "seeds: [1], frames: true,"),
+    ],
+)
+def test_a_trace_that_was_recorded_otherwise_than_asked_for_is_recorded_again(folder, change):
+    launcher = InProcess()
+    run(study(SMALL.replace(*change)), folder, launcher)
+    assert [words[0] for words in launcher.launched] == ["trace"]
+    run(study(SMALL.replace(*change)), folder, launcher)
+    assert len(launcher.launched) == 1
+
+
+def test_an_evaluation_of_an_earlier_checkpoint_is_made_again(folder):
+    path = folder / "speeding" / "oracle" / "seed-2" / "evaluations" / "held-out.parquet"
+    pl.read_parquet(path).with_columns(checkpoint_epoch=pl.lit(1, pl.Int64)).write_parquet(path)
+    launcher = InProcess()
+    outcome = run(study(), folder, launcher)
+    assert [words[:2] for words in launcher.launched] == [("evaluate", str(path.parents[1]))]
+    assert len(outcome.done) + len(outcome.failed) == 4
+
+
+def test_a_run_whose_configuration_is_damaged_is_named_and_the_others_are_carried_on(folder):
+    path = folder / "speeding" / "oracle" / "seed-1"
+    whole = (path / "config.yaml").read_bytes()
+    (path / "config.yaml").write_bytes(whole[:60])
+    outcome = run(study(), folder)
+    assert len(outcome.done) == 3
+    assert list(outcome.failed) == ["speeding/oracle/seed-1"]
+    assert str(path) in outcome.failed["speeding/oracle/seed-1"]
+    assert list(failures(folder)) == ["speeding/oracle/seed-1"]
+    (path / "config.yaml").write_bytes(whole)
+    assert len(run(study(), folder).done) == 4
+    assert failures(folder) == {}
 
 
 def test_unequal_unfinished_and_independent_runs_are_trained(folder):
@@ -280,5 +349,5 @@ def test_a_crash_while_copying_leaves_no_half_run(folder, monkeypatch, function)
     assert not list(target.rglob("config.yaml"))
     launcher = InProcess()
     assert len(run(other, target, launcher).done) == 4
-    assert launcher.launched == []
+    assert trainings(launcher) == 0
     assert records(target) == records(folder)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -85,12 +85,20 @@ def anticipation(
     return pl.DataFrame(rows, schema=SCHEMA)
 
 
+Verdict = Literal["met", "not met", "too few contacts"]
+
+
 def passes(table: pl.DataFrame, signal: str = "negative") -> bool:
+    """Whether the criterion fixed in advance is met; see `verdict`."""
+    return verdict(table, signal) == "met"
+
+
+def verdict(table: pl.DataFrame, signal: str = "negative") -> Verdict:
     """The criterion fixed in advance: at K = 20 or 40 the standardised signal warns, by three measures at once.
 
     Its AUC is at least 0.60, the interval lies above 0.5, and the AUC is above that of the standardised step index. An
     interval that had to leave out more than 5 % of its resamples, because they hold no contact, rests on too few
-    episodes with one to lie above anything.
+    episodes with one to lie above anything: where all else holds, there are too few contacts to say.
     """
     rows = {
         (row["signal"], row["horizon"]): row
@@ -100,11 +108,14 @@ def passes(table: pl.DataFrame, signal: str = "negative") -> bool:
     if not tested:
         names = ", ".join(sorted({name for name, _ in rows} - {CONTROL}))
         raise InputError(f"the table has no '{signal}' at K = 20 or 40 beside the control; its signals are: {names}")
-    return any(_warns(rows[signal, horizon], rows[CONTROL, horizon]) for horizon in tested)
+    warns = [rows[signal, horizon] for horizon in tested if _warns(rows[signal, horizon], rows[CONTROL, horizon])]
+    if any(row["left_out"] <= _MOST_LEFT_OUT * row["resamples"] for row in warns):
+        return "met"
+    return "too few contacts" if warns else "not met"
 
 
 def _warns(row: Mapping[str, Any], control: Mapping[str, Any]) -> bool:
-    if row["auc"] is None or row["left_out"] > _MOST_LEFT_OUT * row["resamples"]:
+    if row["auc"] is None or row["low"] is None:
         return False
     return bool(row["auc"] >= _CRITERION_AUC and row["low"] > 0.5 and row["auc"] > control["auc"])
 

@@ -75,6 +75,8 @@ def draw_resamples(episodes: int, resamples: int, seed: int) -> Float64:
     """
     if episodes < 1 or resamples < 1:
         raise InputError(f"{resamples} resamples of {episodes} episodes; both must be at least 1")
+    if seed < 0:
+        raise InputError(f"the seed of the resamples is {seed}; it must be at least 0")
     shares = np.full(episodes, 1.0 / episodes)
     return np.random.default_rng(seed).multinomial(episodes, shares, size=resamples).astype(np.float64)
 

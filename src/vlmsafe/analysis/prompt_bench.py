@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.analysis.anticipation import CONTROL, anticipation, passes, standardise, steps_to_contact
+from vlmsafe.analysis.anticipation import CONTROL, anticipation, standardise, steps_to_contact, verdict
 from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask, concordance, draw_resamples, number_episodes, pooled
 from vlmsafe.errors import InputError
 from vlmsafe.signals.gate import Gate
@@ -57,7 +57,7 @@ class Bench:
     """What was found, as tables."""
 
     aucs: pl.DataFrame
-    """candidate, signal, horizon (null: contact in the same step), auc, low, high, positives, negatives, passes."""
+    """candidate, signal, horizon (null: in the same step), auc, low, high, positives, negatives, passes, criterion."""
     differences: pl.DataFrame
     """candidate, signal, horizon, difference of its AUC from that of the first candidate, low, high."""
     margins: pl.DataFrame
@@ -115,6 +115,7 @@ _INTERVAL: dict[str, Any] = {"low": pl.Float64, "high": pl.Float64}
 _WHO: dict[str, Any] = {"candidate": pl.String, "signal": pl.String, "horizon": pl.Int64}
 _AUC_SCHEMA: dict[str, Any] = {
     **_WHO, "auc": pl.Float64, **_INTERVAL, "positives": pl.Int64, "negatives": pl.Int64, "passes": pl.Boolean,
+    "criterion": pl.String,
 }  # fmt: skip
 _DIFFERENCE_SCHEMA: dict[str, Any] = {**_WHO, "difference": pl.Float64, **_INTERVAL}
 _PROMPT_SCHEMA: dict[str, Any] = {
@@ -170,8 +171,9 @@ class _View:
         wanted = dangers or {CONTROL: self._step_numbers()}
         for signal, values in wanted.items():
             contact = pooled(values, self.touched[self.known], self.numbers[self.known], self.drawn)
-            met = passes(table, signal) if name not in (CONTROL, HAZARD) else None
-            who = {"candidate": name, "signal": signal, "passes": met}
+            found = verdict(table, signal) if name not in (CONTROL, HAZARD) else None
+            met = None if found is None else found == "met"
+            who = {"candidate": name, "signal": signal, "passes": met, "criterion": found}
             ahead = table.filter(signal=signal, form="standardised").to_dicts()
             for row in ({**asdict(contact), "horizon": None}, *ahead):
                 rows.append({**who, **{key: row[key] for key in _AUC_SCHEMA if key not in who}})

@@ -21,6 +21,8 @@ Unit = Literal["runs", "episodes"]
 
 RESAMPLES = 10_000
 LEVEL = 0.95
+LEAST = 3
+"""Runs from which an interval says something: two have only three resamples."""
 _DRAWS = 1 << 22  # indices held at a time, which bounds the memory
 
 

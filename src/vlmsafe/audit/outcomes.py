@@ -16,7 +16,7 @@ from vlmsafe.analysis.exact_tests import (
     smallest_permutation_p,
     smallest_sign_flip_p,
 )
-from vlmsafe.analysis.resampling import bootstrap_mean_difference
+from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
 from vlmsafe.analysis.statistics import CATASTROPHE, pair_by_seed, paired_t_test, welch_t_test
 from vlmsafe.analysis.tables import floats
 from vlmsafe.audit.claims import WINDOWS, Claim, Comparison, Outcome, Window
@@ -132,7 +132,10 @@ def verdict(comparison: Comparison, source: str, window: Window = "final") -> Ve
 
 def judge(claim: Claim, first: Values, second: Values) -> Verdict | None:
     """What the claimed test makes of the numbers of two arms."""
-    if min(len(first), len(second)) < 2:
+    if claim.test in ("sign-flip", "paired-t"):  # by the seeds that both arms have
+        shared = [key for key in first if key in second]
+        first, second = ({key: side[key] for key in shared} for side in (first, second))
+    if min(len(first), len(second)) < (LEAST if claim.test == "bootstrap" else 2):
         return None
     a, b = np.array(list(first.values())), np.array(list(second.values()))
     try:

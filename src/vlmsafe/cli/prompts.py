@@ -61,7 +61,7 @@ def prompts_verb(argv: list[str]) -> None:
     if command.action == "bench":
         _bench(command)
         return
-    if command.prompts or command.scorer or command.json or command.out:
+    if command != PromptsCommand(command.action, command.names):
         raise InputError(f"prompts {command.action} takes no options; they belong to: vlmsafe prompts bench")
     if command.action == "list":
         if command.names:
@@ -144,10 +144,13 @@ def _bench(command: PromptsCommand) -> None:
 
 
 def _rendered(trial: Trial, each_prompt: bool) -> Iterator[Table | Text]:
+    from vlmsafe.audit.findings import counted
+
     bench = trial.bench
     yield Text(
-        f"{trial.title}: {bench.episodes} episodes, {bench.frames:,} frames, {bench.contacts:,} of them in contact, "
-        f"{bench.onsets} contacts begin"
+        f"{trial.title}: {counted(bench.episodes, 'episode')}, {bench.frames:,} frames, "
+        f"{bench.contacts:,} of them in contact, "
+        f"{bench.onsets} {'contact begins' if bench.onsets == 1 else 'contacts begin'}"
     )
     yield _aucs(trial)
     yield _margins(trial)
@@ -157,7 +160,9 @@ def _rendered(trial: Trial, each_prompt: bool) -> Iterator[Table | Text]:
         yield _prompts(trial)
     yield Text(
         "Criterion, fixed in advance: c_vlm standardised, at K = 20 or 40, an AUC of at least 0.60, its interval above "
-        "0.5, and above the step index. The best of several looks better than it is: judge it on other scenarios."
+        "0.5, and above the step index, with contact in enough episodes that 95 % of the resamples have "
+        "some (too few contacts where only that fails). The best of several looks better than it is: judge it on other "
+        "scenarios."
     )
 
 
@@ -176,8 +181,7 @@ def _aucs(trial: Trial) -> Table:
         table.add_section()
         for place, ((signal,), rows) in enumerate(own.group_by("signal", maintain_order=True)):
             by = {row["horizon"]: row for row in rows.iter_rows(named=True)}
-            judged = by[None]["passes"] if signal == "c_vlm" else None
-            verdict = "" if judged is None else "met" if judged else "not met"
+            verdict = (by[None]["criterion"] or "") if signal == "c_vlm" else ""
             who = titles.get(str(name), str(name)) if place == 0 else ""
             cells = [_interval(by[k], "auc", 3) for k in (None, *shown)]
             table.add_row(who, "" if name in titles else str(signal), *cells, verdict)

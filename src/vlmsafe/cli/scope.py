@@ -30,18 +30,20 @@ class ScopeCommand:
 
 def scope_verb(argv: list[str]) -> None:
     command = parse(ScopeCommand, argv, "scope")
+    from vlmsafe.audit.findings import counted
     from vlmsafe.report.scope import write_scope
 
     path, scope = write_scope(command.run, command.out, protocol=command.protocol, episodes=command.episodes)
     out.print(
-        f"{scope.episodes} episodes, {scope.frames:,} frames, {scope.onsets} contacts, {scope.size / 1e6:.1f} MB",
+        f"{counted(scope.episodes, 'episode')}, {scope.frames:,} frames, {counted(scope.onsets, 'contact')}, "
+        f"{scope.size / 1e6:.1f} MB",
         markup=False,
     )
     out.print(f"scope: {path}", markup=False, soft_wrap=True)
     if scope.episodes < scope.recorded:
         left = scope.recorded_onsets - scope.onsets
         err.print(
-            f"note: the trace has {scope.recorded} episodes; those left out have {left} more contacts. "
+            f"note: the trace has {scope.recorded} episodes; those left out have {counted(left, 'more contact')}. "
             f"--episodes {scope.recorded} shows all",
             markup=False,
             soft_wrap=True,

@@ -44,13 +44,14 @@ class Chosen:
 
     def load(self) -> tuple[Study, Path]:
         """The study, and where its runs are."""
+        from vlmsafe.studies.arms import STUDY_FILE
         from vlmsafe.studies.study_yaml import load_study
 
         study = load_study(self.study)
         if self.scale != 1.0 or self.scorer is not None:
             study = study.varied(self.scale, self.scorer)
         begun = Path(self.study)
-        folder = begun if begun.is_dir() else self.root / study.title
+        folder = begun if (begun / STUDY_FILE).is_file() else self.root / study.title
         return study, self.dir or folder
 
     def command(self, verb: str, folder: Path) -> str:
@@ -234,7 +235,9 @@ def study_info(study: Study, folder: Path) -> StudyInfo:
     """What a report says of a study, whose runs are in a folder."""
     from vlmsafe.config_yaml import to_yaml
     from vlmsafe.report.data import StudyInfo
+    from vlmsafe.studies.progress import other_settings
 
+    specs = study.expand(folder)
     return StudyInfo(
         name=study.title,
         question=study.question,
@@ -242,11 +245,13 @@ def study_info(study: Study, folder: Path) -> StudyInfo:
         tables=study.tables,
         figures=study.figures,
         command=f"vlmsafe study run {shlex.quote(str(folder))}",
-        planned=len(study.expand(folder)),
+        planned=len(specs),
         claims=study.claims if study.claims.comparisons else None,
         definition=to_yaml(study.document),
         arms=tuple(arm.name for arm in study.arms),
         environments=tuple(study.environments),
+        runs=tuple(spec.path for spec in specs),
+        problems=tuple(f"{path} was made with other settings: {what}" for path, what in other_settings(specs)),
     )
 
 
@@ -276,7 +281,8 @@ def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table
     from vlmsafe.studies.execution import failures
     from vlmsafe.studies.progress import cell_states
 
-    failed = failures(folder)
+    names = {spec.name for spec in specs}
+    failed = {name: reason for name, reason in failures(folder).items() if name in names}
     states = list(cell_states(specs, failed))
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
     for heading in ("environment", "arm"):

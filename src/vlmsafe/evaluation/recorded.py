@@ -6,7 +6,6 @@ among them, which is exact where they were kept often enough, and refused where 
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import polars as pl
 
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.tables import DEFAULT_PROTOCOL, find_table, tables_in
-from vlmsafe.evaluation.trace_files import about_path, frames_path
+from vlmsafe.evaluation.trace_files import frames_path, read_about
 from vlmsafe.signals.moments import APART, Frame
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers import Scorer, ScorerName, make_scorer
@@ -145,12 +144,7 @@ def open_trace(place: Path, protocol: str | None = None) -> RecordedTrace:
         raise InputError(f"{path} is no trace: it has no column '{missing[0]}'{hint}")
     if not len(steps):
         raise InputError(f"{path} has no steps")
-    about = about_path(path)
-    try:
-        said = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{about} cannot be read: {' '.join(str(error).split())}") from None
-    return RecordedTrace(path, steps, said)
+    return RecordedTrace(path, steps, read_about(path))
 
 
 def _of_run(run: Run, protocol: str | None) -> Path:

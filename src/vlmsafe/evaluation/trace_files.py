@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.analysis.auc import auc
+from vlmsafe.errors import InputError
 from vlmsafe.evaluation.episodes import table_name, write_table
 from vlmsafe.evaluation.protocols import Protocol
 from vlmsafe.training.files import disk_errors, write_atomically
@@ -36,6 +37,18 @@ def frames_path(path: Path) -> Path:
 def about_path(path: Path) -> Path:
     """Where the scorers and prompts of a trace are named."""
     return path.with_suffix(".json")
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What is said of a trace: scorers, prompts, how often it was scored; empty where a trace came without it."""
+    about = about_path(path)
+    if not about.is_file():
+        return {}
+    try:
+        said: dict[str, Any] = json.loads(about.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{about} cannot be read: {' '.join(str(error).split())}") from None
+    return said
 
 
 def write_trace(path: Path, table: pl.DataFrame, about: dict[str, Any], frames: pl.DataFrame | None) -> None:

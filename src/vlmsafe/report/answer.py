@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vlmsafe.analysis.resampling import LEVEL, Interval, bootstrap_mean_difference
+from vlmsafe.analysis.resampling import LEAST, LEVEL, Interval, bootstrap_mean_difference
 from vlmsafe.audit.claims import Claim, Comparison
 from vlmsafe.audit.findings import Audit, Finding, Severity, counted
 from vlmsafe.audit.outcomes import WORDS, Values, Verdict, judge, smallest_p, source_of, values_of
@@ -42,6 +42,8 @@ class Result:
     """The smallest p that so many runs can give."""
     level: float
     """That p, or one minus the coverage of the interval, has to be below: the claimed one, corrected where claimed."""
+    strictest: float
+    """The level that the smallest p of all tests has to meet; under Holm's correction it is the first one's."""
     decided: int
     """-1 where the first arm is lower, 1 where it is higher, 0 where the test does not decide."""
     correction: str
@@ -93,6 +95,7 @@ def _result(comparison: Comparison, audit: Audit) -> Result:
         _interval(claim, first, second, claim.alpha),
         smallest_p(claim, len(first), len(second), paired) if first and second else None,
         claim.alpha,
+        claim.alpha,
         verdict.decided if verdict is not None else 0,
         "",
         _worst_about(comparison, source, audit),
@@ -101,7 +104,7 @@ def _result(comparison: Comparison, audit: Audit) -> Result:
 
 def _interval(claim: Claim, first: Values, second: Values, alpha: float) -> Interval | None:
     """Of the difference over runs: at the level of the claim where it is the test, else at the usual one."""
-    if min(len(first), len(second)) < 2:
+    if min(len(first), len(second)) < LEAST:
         return None
     level = 1.0 - alpha if claim.test == "bootstrap" else LEVEL
     return bootstrap_mean_difference(list(first.values()), list(second.values()), level=level)
@@ -146,14 +149,22 @@ def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
             level = claim.alpha / many
             interval = _interval(claim, one.first, one.second, level)
             decided = one.decided if interval is not None and interval.excludes_zero else 0
-            changed[id(one)] = replace(one, interval=interval, level=level, decided=decided, correction=text)
+            changed[id(one)] = replace(
+                one, interval=interval, level=level, strictest=level, decided=decided, correction=text
+            )
     for place, one in enumerate(by_p):
         left = many - place if correction == "holm" else many
         level = one.comparison.claim.alpha / left
         holds = (_p(one) or 0.0) < level
         still = still and holds
         kept = holds if correction == "bonferroni" else still
-        changed[id(one)] = replace(one, level=level, decided=one.decided if kept else 0, correction=text)
+        changed[id(one)] = replace(
+            one,
+            level=level,
+            strictest=one.comparison.claim.alpha / many,
+            decided=one.decided if kept else 0,
+            correction=text,
+        )
     return [changed.get(id(one), one) for one in found]
 
 
@@ -228,7 +239,7 @@ def _decision(result: Result) -> str:
         word = "lower" if result.decided < 0 else "higher"
         return f"The test decides: {word} ({how})."
     text = f"The test does not tell them apart ({how})."
-    if result.smallest is not None and result.smallest >= result.level:
+    if result.smallest is not None and result.smallest >= result.strictest:
         text += f" So few runs never could: the smallest p they can give is {result.smallest:.2g}."
     return text
 
@@ -239,12 +250,7 @@ def headline(found: Sequence[Result]) -> str:
     if not known:
         return "No comparison has results yet."
     claim = known[0].comparison.claim
-    same = [
-        one
-        for one in known
-        if (one.comparison.claim.first, one.comparison.claim.second, one.comparison.claim.outcome)
-        == (claim.first, claim.second, claim.outcome)
-    ]
+    same = [one for one in known if replace(one.comparison.claim, env=claim.env) == claim]
     groups: dict[str, list[str]] = {}
     for one in same:
         groups.setdefault(_short(one), []).append(one.comparison.env)
@@ -280,11 +286,18 @@ def audit_line(audit: Audit) -> str:
     return f"The audit has {_and(counts)}. Worst: {worst.title} ({worst.where})."
 
 
+def answering(material: Material, found: Sequence[Result]) -> list[Result]:
+    """The comparisons that answer the question. Those of a study that states none would answer another one."""
+    supposed = bool(material.info.definition) and material.claims is None
+    return [one for one in found if one.first and one.second and not supposed]
+
+
 def spoken(material: Material, found: Sequence[Result], most: int) -> list[str]:
     """The answer as lines of text: the headline, what it rests on, and the audit's word."""
-    known = [one for one in found if one.first and one.second]
-    lines = [sentence(one) for one in known[:most]] if known else describe_arms(material)[:most]
-    return [headline(found), *lines, audit_line(material.audit)] if known else [*lines, audit_line(material.audit)]
+    known = answering(material, found)
+    if not known:
+        return [*describe_arms(material)[:most], audit_line(material.audit)]
+    return [headline(known), *(sentence(one) for one in known[:most]), audit_line(material.audit)]
 
 
 def describe_arms(material: Material) -> list[str]:

@@ -7,15 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from vlmsafe.analysis.resampling import bootstrap_mean
+from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
 from vlmsafe.analysis.tables import floats
 from vlmsafe.audit.claims import Outcome
 from vlmsafe.audit.outcomes import values_of
 from vlmsafe.audit.records import Arm
 from vlmsafe.audit.settings import effective
+from vlmsafe.report.charts_training import budget_rules
 from vlmsafe.report.data import Entry
 from vlmsafe.report.material import Material
-from vlmsafe.report.measures import LEAST, is_rate, make_chart, mean_of, varied, window_name, word_of
+from vlmsafe.report.measures import is_rate, make_chart, mean_of, varied, window_name, word_of
 from vlmsafe.report.model import Axis, Bar, Chart, Dots, Mark, Missing, Panel, Rule, Span
 
 PROGRESS = ("route_completion", "net_progress", "path", "distance")
@@ -36,10 +37,7 @@ def dots(material: Material, entry: Entry) -> Chart | Missing:
                 continue
             scale, marks = 100.0 if is_rate(outcome) else 1.0, list[Mark]()
             if outcome == "cost":
-                budgets = {arm.first.config.budget for arm in arms}
-                marks += [
-                    Rule(one, f"budget {one:g}", "y") for one in sorted(one for one in budgets if one is not None)
-                ]
+                marks += budget_rules(arms, "y")
             for place, arm in enumerate(arms):
                 values = {key: scale * value for key, value in values_of(arm, outcome, source, entry.window).items()}
                 marks += list(seed_marks(arm.name, place, values))
@@ -74,6 +72,11 @@ def seed_marks(group: str, place: float, values: dict[int | str, float], along: 
     yield Span(group, place + 0.25, mean, low, high, "x" if along == "x" else "y", f"{group}, mean of {len(numbers)}")
 
 
+def _below(mean: float, spread: float, outcome: Outcome) -> float:
+    """Where an interval of one deviation begins: costs and rates have nothing below zero."""
+    return mean - spread if outcome == "env_return" else max(0.0, mean - spread)
+
+
 def bars(material: Material, entry: Entry) -> Chart | Missing:
     """Means per arm with deviation and runs; the arm without a signal as a line."""
     outcome: Outcome = entry.outcome or "catastrophe"
@@ -87,7 +90,8 @@ def bars(material: Material, entry: Entry) -> Chart | Missing:
             values = np.array(list(values_of(arm, outcome, source, entry.window).values())) * scale
             mean, spread = float(values.mean()), float(values.std())
             marks.append(Bar(arm.name, place, mean, name=f"{arm.name}, mean of {len(values)}"))
-            marks.append(Span(arm.name, place, mean, mean - spread, mean + spread, "x", f"{arm.name} ± deviation"))
+            low = _below(mean, spread, outcome)
+            marks.append(Span(arm.name, place, mean, low, mean + spread, "x", f"{arm.name} ± deviation"))
             if not arm.has_signal:
                 marks.append(Rule(mean, arm.name, "y"))
         if marks:
@@ -122,7 +126,8 @@ def protocols(material: Material, entry: Entry) -> Chart | Missing:
                 marks.append(
                     Bar(arm.name, at, mean, width=0.9 * width, name=f"{arm.name}, {env}, mean of {len(values)}")
                 )
-                marks.append(Span(arm.name, at, mean, mean - spread, mean + spread, "x", f"{arm.name} ± deviation"))
+                low = _below(mean, spread, outcome)
+                marks.append(Span(arm.name, at, mean, low, mean + spread, "x", f"{arm.name} ± deviation"))
         if marks:
             unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
             panels.append(Panel(f"Protocol {name}", Axis(unit, low=0.0), Axis("", tuple(shown)), marks))
@@ -199,10 +204,8 @@ def cost_progress(material: Material, entry: Entry) -> Chart | Missing:
             marks = list(_scatter(arms, source, column))
             if marks:
                 name = {"env_return": "environment return"}.get(column, column.replace("_", " "))
-                budget = next((arm.first.config.budget for arm in arms), None)
-                rules = [Rule(budget, f"budget {budget:g}")] if budget is not None else []
                 title = f"Cost against {name}" + (f", {env}" if len(envs) > 1 else "")
-                panels.append(Panel(title, Axis(name), Axis("episode cost", low=0.0), [*rules, *marks]))
+                panels.append(Panel(title, Axis(name), Axis("episode cost", low=0.0), [*budget_rules(arms), *marks]))
     if not panels:
         return Missing(entry.kind, "Cost against progress", "no run has an evaluation; vlmsafe evaluate RUN makes one")
     caption = (
@@ -249,8 +252,7 @@ def sweep(material: Material, entry: Entry) -> Chart | Missing:
         for setting in numeric[:2]:
             marks: list[Mark] = []
             if outcome == "cost" and setting != "budget":
-                budget = arms[0].first.config.budget
-                marks += [Rule(budget, f"budget {budget:g}")] if budget is not None else []
+                marks += budget_rules(arms)
             for arm in arms:
                 at, values = _number(arm, setting), values_of(arm, outcome, source, entry.window)
                 if at is None or not values:
@@ -260,7 +262,8 @@ def sweep(material: Material, entry: Entry) -> Chart | Missing:
                 names = [f"seed {key}" for key in values]
                 marks.append(Dots(arm.name, [at] * len(numbers), numbers, names, faint=True))
                 mean, spread = float(np.mean(numbers)), float(np.std(numbers))
-                marks.append(Span(arm.name, at, mean, mean - spread, mean + spread, "y", f"{arm.name}, mean"))
+                low = _below(mean, spread, outcome)
+                marks.append(Span(arm.name, at, mean, low, mean + spread, "y", f"{arm.name}, mean"))
             if marks:
                 unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
                 panels.append(Panel(f"{setting}, {env}", Axis(setting), Axis(unit, low=0.0), marks))

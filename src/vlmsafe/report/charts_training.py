@@ -6,6 +6,7 @@ The environment's return and the shaped return never share an axis: one is the t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -16,13 +17,14 @@ from vlmsafe.report.measures import SEEDS, make_chart
 from vlmsafe.report.model import Axis, Band, Chart, Line, Mark, Missing, Panel, Rule
 
 
-def curve_marks(arms: Sequence[Arm], column: str, fallback: str = "") -> Iterator[Mark]:
+def curve_marks(arms: Sequence[Arm], column: str, floor: float = -np.inf) -> Iterator[Mark]:
     """Of each arm: its runs faint, the band of one population deviation, and the mean over runs, by steps.
 
     Runs of an arm are averaged over the epochs that all of them have, so that a run that ended early moves no mean.
+    A band ends at `floor`, below which the quantity cannot be.
     """
     for arm in arms:
-        series = [found for run in arm.runs if (found := _series(run, column, fallback))]
+        series = [found for run in arm.runs if (found := _series(run, column))]
         if not series:
             continue
         several = len(series) > 1
@@ -37,15 +39,21 @@ def curve_marks(arms: Sequence[Arm], column: str, fallback: str = "") -> Iterato
         x = [step for step, own in zip(series[0][1][:shared], known, strict=True) if own]
         mean, spread = np.nanmean(table[:, known], axis=0), np.nanstd(table[:, known], axis=0)
         if several:
-            yield Band(arm.name, x, (mean - spread).tolist(), (mean + spread).tolist())
+            yield Band(arm.name, x, np.maximum(mean - spread, floor).tolist(), (mean + spread).tolist())
         yield Line(arm.name, x, mean.tolist(), "mean" if several else series[0][0])
 
 
-def _series(run: RunRecord, column: str, fallback: str) -> tuple[str, list[float], list[float | None]] | None:
-    values = [row[column] if row.get(column) is not None else row.get(fallback) for row in run.epochs]
+def _series(run: RunRecord, column: str) -> tuple[str, list[float], list[float | None]] | None:
+    values = [row.get(column) for row in run.epochs]
     if all(value is None for value in values):
         return None
     return run.name, [float(row["steps"]) for row in run.epochs], values
+
+
+def budget_rules(arms: Sequence[Arm], along: Literal["x", "y"] = "x") -> list[Rule]:
+    """A line for each budget that some arm has."""
+    budgets = {arm.first.config.budget for arm in arms if arm.first.config.budget is not None}
+    return [Rule(budget, f"budget {budget:g}", along) for budget in sorted(budgets)]
 
 
 def _steps() -> Axis:
@@ -59,9 +67,8 @@ def curves(material: Material, entry: Entry) -> Chart | Missing:
     for env in envs:
         arms = material.arms(env, entry)
         where = f", {env}" if len(envs) > 1 else ""
-        budgets = sorted({arm.first.config.budget for arm in arms if arm.first.config.budget is not None})
-        rules = [Rule(budget, f"budget {budget:g}") for budget in budgets]
-        cost = list(curve_marks(arms, "episode_cost"))
+        rules = budget_rules(arms)
+        cost = list(curve_marks(arms, "episode_cost", 0.0))
         if cost:
             panels.append(
                 Panel(f"Episode cost J_C{where}", _steps(), Axis("cost per episode", low=0.0), [*rules, *cost])
@@ -88,7 +95,7 @@ def multiplier(material: Material, entry: Entry) -> Chart | Missing:
     for env in envs:
         arms = [arm for arm in material.arms(env, entry) if arm.first.config.multiplier.kind != "none"]
         where = f", {env}" if len(envs) > 1 else ""
-        value = list(curve_marks(arms, "multiplier"))
+        value = list(curve_marks(arms, "multiplier", 0.0))
         if value:
             panels.append(Panel(f"Multiplier λ{where}", _steps(), Axis("λ", low=0.0), value))
         gap = list(curve_marks(arms, "cost_gap"))
@@ -99,7 +106,7 @@ def multiplier(material: Material, entry: Entry) -> Chart | Missing:
         if term:
             title = f"Signal term η₂ (mean c_vlm - τ){where}"
             panels.append(Panel(title, _steps(), Axis("cost"), [Rule(0.0), *term]))
-        own = list(curve_marks([arm for arm in arms if arm.has_signal], "signal_multiplier"))
+        own = list(curve_marks([arm for arm in arms if arm.has_signal], "signal_multiplier", 0.0))
         if own:
             panels.append(Panel(f"The signal's own multiplier{where}", _steps(), Axis("λ", low=0.0), own))
     if not panels:

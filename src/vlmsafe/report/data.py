@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vlmsafe.audit.claims import Claims, Outcome, Window
@@ -99,6 +100,10 @@ class StudyInfo:
     arms: tuple[str, ...] = ()
     """The order in which arms are shown; others follow."""
     environments: tuple[str, ...] = ()
+    runs: tuple[Path, ...] | None = None
+    """Its run directories, present or not; others in its folder are left out. None takes all there are."""
+    problems: tuple[str, ...] = ()
+    """What is to be said beside the state of the runs."""
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -177,10 +177,12 @@ def chart_csv(chart: Chart) -> str:
             elif isinstance(mark, Line):
                 for a, b in zip(mark.x, mark.y, strict=True):
                     kind = "run" if mark.faint else "line"
-                    writer.writerow([panel.title, mark.group, kind, mark.name, a, "" if b is None else b, "", ""])
+                    row = [named(panel.x.categories, a), "" if b is None else b]
+                    writer.writerow([panel.title, mark.group, kind, mark.name, *row, "", ""])
             elif isinstance(mark, Band):
                 for a, low, high in zip(mark.x, mark.low, mark.high, strict=True):
-                    writer.writerow([panel.title, mark.group, "band", "", a, "", low, high])
+                    at = named(panel.x.categories, a)
+                    writer.writerow([panel.title, mark.group, "band", "", at, "", low, high])
             elif isinstance(mark, Dots):
                 names = mark.names or [""] * len(mark.x)
                 for a, b, name in zip(mark.x, mark.y, names, strict=True):

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from urllib.parse import quote
 
 from vlmsafe.audit.findings import Audit, Finding, Severity, counted
-from vlmsafe.report.answer import Result, audit_line, describe_arms, headline, sentence
+from vlmsafe.report.answer import Result, answering, audit_line, describe_arms, headline, sentence
 from vlmsafe.report.exports import cell_text, interval_text, published_text
 from vlmsafe.report.material import Material
 from vlmsafe.report.model import Cell, Chart, Column, Missing, Table
@@ -63,9 +64,9 @@ def page(material: Material, found: Sequence[Result], parts: Sequence[Part]) -> 
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; img-src data:\">"
         f"<title>{escape(info.name)}</title><style>{_asset('report.css')}</style></head><body>"
-        f'<header><div class="bar-top"><span class="brand">vlmsafe report</span><nav>{links}</nav>'
+        f'<div class="bar-top"><span class="brand">vlmsafe report</span><nav>{links}</nav>'
         '<button id="theme" type="button" aria-label="switch between light and dark"></button></div>'
-        f"<h1>{escape(info.name)}</h1></header><main>{body}</main>"
+        f"<header><h1>{escape(info.name)}</h1></header><main>{body}</main>"
         '<div id="tip" role="status" hidden></div>'
         f"<script>{_asset('report.js')}</script></body></html>\n"
     )
@@ -79,11 +80,11 @@ def _asset(name: str) -> str:
 
 
 def _answer(material: Material, found: Sequence[Result]) -> str:
-    info, known = material.info, [one for one in found if one.first and one.second]
+    info, known = material.info, answering(material, found)
     question = info.question or _question(material, known)
     if known:
         lines = [_result(one) for one in known[:_SHOWN_RESULTS]]
-        first = f'<p class="headline">{escape(headline(found))}</p>'
+        first = f'<p class="headline">{escape(headline(known))}</p>'
     else:
         lines = [f"<li>{escape(line)}</li>" for line in describe_arms(material)]
         first = f'<p class="headline">{escape("Nothing is compared: this describes the runs.")}</p>'
@@ -198,7 +199,8 @@ def _files(part: Part) -> str:
     if not part.files:
         return ""
     links = " ".join(
-        f'<a href="{escape(name, quote=True)}">{escape(name.rsplit(".", 1)[-1].upper())}</a>' for name in part.files
+        f'<a href="{escape(quote(name), quote=True)}">{escape(name.rsplit(".", 1)[-1].upper())}</a>'
+        for name in part.files
     )
     return f'<p class="files">{links}</p>'
 

@@ -174,6 +174,18 @@ class Material:
 def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
     """Read the runs in these directories, or under them, and audit their comparison."""
     sources, problems = open_arms(paths)
+    problems += info.problems
+    looked_at: Sequence[Path | str] = paths
+    if info.runs is not None:
+        own = {path.resolve() for path in info.runs}
+        others = [source.run.path for source in sources if source.run.path.resolve() not in own]
+        if others:
+            sources = [source for source in sources if source.run.path.resolve() in own]
+            looked_at = [source.run.path for source in sources]
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            if not sources:
+                raise InputError(f"{others[0]}{more}: not of the study as it is defined now, and there are no others")
+            problems.append(f"{others[0]}{more}: not of the study as it is defined now, and left out")
     claims = info.claims if info.claims is not None else _claims_beside(paths)
     every_arm = read_arms(sources)
     kept, missing = claims_with_runs(claims, every_arm) if claims is not None else (None, [])
@@ -192,7 +204,7 @@ def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
         # At the level that was claimed: the answer corrects it for as many tests as there turn out to be.
         comparisons(every_arm, replace(kept, correction="none") if kept is not None else None),
         kept,
-        audit(paths, claims=kept if kept is not None else Claims()),
+        audit(looked_at, claims=kept if kept is not None else Claims()),
         beside,
         [*problems, *missing],
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.analysis.resampling import bootstrap_mean
+from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
 from vlmsafe.audit.claims import Outcome, Window
 from vlmsafe.audit.outcomes import WORDS, run_outcome, values_of
 from vlmsafe.audit.records import Arm, RunRecord
@@ -17,8 +17,6 @@ from vlmsafe.report.data import Entry
 from vlmsafe.report.material import Material
 from vlmsafe.report.model import Band, Cell, Chart, Column, Panel
 
-LEAST = 3
-"""Runs from which an interval over runs is shown: two have only three resamples."""
 INTERVALS = (
     f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."
 )
@@ -203,8 +201,10 @@ def _cell(
     if len(values) >= LEAST:
         interval = bootstrap_mean(scaled, resamples=2000)
         ends |= {"low": interval.low, "high": interval.high}
-    if row is not None and notes is not None:
-        ends |= {"published": row["published"], "published_std": row["published_std"], "mark": notes.add(row)}
+    # Under another budget it is no value of the same thing, and one run has no deviation.
+    if row is not None and notes is not None and not any(text.startswith("budget ") for text in row["differences"]):
+        std = row["published_std"] if (row["published_runs"] or 2) > 1 else None
+        ends |= {"published": row["published"], "published_std": std, "mark": notes.add(row)}
     mean = float(scaled.mean())
     if outcome == "cost" and budget is not None:
         ends["state"] = "over" if mean > budget else "within"

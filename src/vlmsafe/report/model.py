@@ -7,7 +7,7 @@ PDF through matplotlib. Neither knows where its numbers came from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 COLOURS = 8
@@ -231,6 +231,13 @@ class Chart:
         colours = [self.groups.index(group) % COLOURS for group in shown]
         order = shown if len(set(colours)) < len(colours) <= COLOURS else self.groups
         return {group: place for place, group in enumerate(order)}
+
+    def places_in(self, panel: Panel) -> dict[str, int]:
+        """The number of each group in one panel.
+
+        With a legend those of the chart. Without one the rows are named, so a panel needs only differ within itself.
+        """
+        return self.places if self.legend else replace(self, panels=[panel]).places
 
     @property
     def shown_groups(self) -> list[str]:

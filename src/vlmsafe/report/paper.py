@@ -12,7 +12,7 @@ from typing import Any
 from vlmsafe.studies.published import published
 
 GATE_NOTE = "published: 200 frames of one video each, CLIP ViT-B/32, policies of a million steps"
-TIME_NOTE = "published: a million steps on the paper's cluster, one GPU a run"
+TIME_NOTE = "published: on the paper's cluster, one GPU a run, CLIP ViT-B/32"
 SCORE_NOTE = "published: FormulaOne after Safety-Gymnasium, a million steps"
 
 
@@ -27,12 +27,14 @@ def gate_medians(env: str, seed: int) -> dict[str, float]:
     return {name: value for name, value in found[0].items() if isinstance(value, float)} if found else {}
 
 
-def times(env: str, method: str) -> dict[str, float]:
-    """Published hours, rollout hours and steps per second of a run of a million steps."""
+def times(env: str, method: str, steps: int, every: int | None) -> dict[str, float]:
+    """Published hours, rollout hours and steps per second of such a run: hours only where it is as long as ours."""
     names = ("hours", "rollout_hours", "steps_per_second")
-    for row in _rows("compute"):
-        if (row["environment"], row["arm"], row["training_steps"]) == (env, method, 1_000_000):
-            return {name: row[name] for name in names if row[name] is not None}
+    same = ("environment", "arm", "clip_period")
+    own = [row for row in _rows("compute") if tuple(row[name] for name in same) == (env, method, every)]
+    for row in sorted(own, key=lambda row: row["training_steps"] != steps):
+        kept = names if row["training_steps"] == steps else names[2:]
+        return {name: row[name] for name in kept if row[name] is not None}
     return {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,9 +16,12 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from vlmsafe.report.model import Band, Bar, Box, Chart, Dots, Line, Panel, Rule, Span
 from vlmsafe.report.style import INK, MARKERS, PALETTE, QUIET, SMALL, label, legend_below, panels, short
-from vlmsafe.report.svg import bars_per_row, limits
+from vlmsafe.report.svg import bars_per_row, limits, rule_labels
 
 _COLUMNS = 3
+_MOST_NAME = 26  # letters of a row's name
+_PANEL_POINTS = 205.0  # across a panel, with the names of its rows
+_PANEL_HEIGHT = 100.0  # of its axes, at least
 _DOTS_PER_INCH = 150  # of the pictures that are saved: text is as wide there as where it was laid out
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1.5, 2)))
 
@@ -33,13 +37,12 @@ def plot(chart: Chart) -> Figure:
     below = 0.2 * math.ceil(len(entries) / _per_row(entries, width)) if entries else 0.0
     figure, axes = panels(rows, columns, (width, 0.3 + below + height * rows))
     figure.set_dpi(_DOTS_PER_INCH)
-    index = chart.places
     cells: list[Axes] = axes.flatten().tolist()
     for place, ax in enumerate(cells):
         if place >= len(chart.panels):
             ax.set_visible(False)
             continue
-        _panel(ax, chart.panels[place], index)
+        _panel(ax, chart.panels[place], chart.places_in(chart.panels[place]))
     if entries:
         legend_below(figure, entries.values(), entries, columns=_per_row(entries, width))
     # Laid out once, not again for every format it is saved in.
@@ -61,7 +64,7 @@ def _panel(ax: Axes, panel: Panel, index: dict[str, int]) -> None:
     ax.set_xlim(*limits(panel, "x"))
     ax.set_ylim(*limits(panel, "y"))
     if panel.y.categories:
-        ax.set_yticks(range(len(panel.y.categories)), [short(_plain(name), 26) for name in panel.y.categories])
+        ax.set_yticks(range(len(panel.y.categories)), [short(_plain(name), _MOST_NAME) for name in panel.y.categories])
         ax.invert_yaxis()
         ax.grid(False, axis="y")
     if panel.x.categories:
@@ -70,7 +73,23 @@ def _panel(ax: Axes, panel: Panel, index: dict[str, int]) -> None:
     elif panel.x.label == "environment steps":
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
         ax.xaxis.set_major_locator(MaxNLocator(5))
-    label(ax, title=short(_plain(panel.title), 48), x=_plain(panel.x.label), y=_plain(panel.y.label))
+    _rule_labels(ax, panel)
+    label(ax, title=_plain(_title(panel)), x=_plain(panel.x.label), y=_plain(panel.y.label))
+
+
+def _title(panel: Panel) -> str:
+    """The title in at most three lines of the width that names of rows leave it."""
+    letters = int(_axes_width(panel) / 5.0)
+    whole, cut = (
+        textwrap.wrap(title, letters, break_on_hyphens=False)
+        for title in (panel.title, short(panel.title, 2 * letters))
+    )
+    return "\n".join(whole if len(whole) <= 3 else cut)
+
+
+def _axes_width(panel: Panel) -> float:
+    """About how wide its axes are, in points: as much as names of rows, or ticks, leave."""
+    return _PANEL_POINTS - 4.2 * max((min(len(name), _MOST_NAME) for name in panel.y.categories), default=8)
 
 
 def _plain(text: str) -> str:
@@ -104,12 +123,13 @@ def _dots(ax: Axes, mark: Dots, place: int) -> None:
         if mark.faint
         else {"s": 26, "edgecolor": "white", "linewidth": 0.5, "zorder": 3}
     )
-    ax.scatter(mark.x, mark.y, color=_colour(place), marker=_marker(place), **look)
+    ax.scatter(mark.x, mark.y, color=_colour(place), marker=_marker(place), clip_on=False, **look)
 
 
 def _span(ax: Axes, mark: Span, place: int) -> None:
     reach = [[max(0.0, mark.centre - mark.low)], [max(0.0, mark.high - mark.centre)]]
     look: dict[str, Any] = {"color": INK, "marker": _marker(place), "markersize": 4, "capsize": 2.5, "linewidth": 1.1}
+    look["clip_on"] = False
     look["markerfacecolor"] = _colour(place)
     if mark.along == "x":
         ax.errorbar([mark.centre], [mark.at], xerr=reach, zorder=4, **look)
@@ -142,22 +162,17 @@ def _rule(ax: Axes, mark: Rule, place: int) -> None:
         "linewidth": 0.9,
         "linestyle": (0, (4, 2)) if mark.label else "-",
     }
-    along = mark.along == "x"
-    (ax.axhline if along else ax.axvline)(mark.value, **look)
-    if mark.label:
-        at = (1.0, mark.value) if along else (mark.value, 1.0)
-        frame = ("axes fraction", "data") if along else ("data", "axes fraction")
-        align: dict[str, Any] = {"ha": "right", "va": "bottom"} if along else {"ha": "left", "va": "top"}
-        ax.annotate(
-            _plain(mark.label),
-            at,
-            xycoords=frame,
-            xytext=(0, 1) if along else (2, 0),
-            textcoords="offset points",
-            fontsize=SMALL - 1,
-            color=INK,
-            **align,
-        )
+    (ax.axhline if mark.along == "x" else ax.axvline)(mark.value, **look)
+
+
+def _rule_labels(ax: Axes, panel: Panel) -> None:
+    look: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL - 1, "color": INK}
+    for value, text, _ in rule_labels(panel, "x", _PANEL_HEIGHT, 3.6, 8.0):
+        where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
+        ax.annotate(_plain(text), (1.0, value), xytext=(0, 1), **where, **look)
+    for value, text, before in rule_labels(panel, "y", _axes_width(panel), 3.6, 8.0):
+        where = {"xycoords": ("data", "axes fraction"), "ha": "right" if before else "left", "va": "top"}
+        ax.annotate(_plain(text), (value, 1.0), xytext=(-2 if before else 2, 0), **where, **look)
 
 
 _DRAW: dict[type, Callable[[Axes, Any, int], None]] = {

@@ -56,11 +56,14 @@ def label(ax: Axes, *, title: str = "", x: str = "", y: str = "") -> None:
 
 def legend_below(figure: Figure, handles: Iterable[Artist], names: Iterable[str], columns: int = 4) -> None:
     """One legend under all panels, where it hides no data, in at most so many columns as there is room for."""
-    known = {short(name): handle for name, handle in zip(names, handles, strict=True)}
+    whole = list(names)
+    cut = [short(name) for name in whole]
+    # Names that would be cut to the same are left whole.
+    known = [name if cut.count(less) > 1 else less for name, less in zip(whole, cut, strict=True)]
     longest = max(len(re.sub(r"\\[a-z]+|[${}_^]", "", name)) for name in known)  # as drawn, without its markup
     room = int(figure.get_figwidth() / (0.075 * longest + 0.55))
     figure.legend(
-        list(known.values()), list(known), loc="outside lower center", ncols=max(1, min(columns, room, len(known))),
+        list(handles), known, loc="outside lower center", ncols=max(1, min(columns, room, len(known))),
         fontsize=SMALL, frameon=False,
     )  # fmt: skip
 

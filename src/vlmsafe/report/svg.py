@@ -22,13 +22,15 @@ _ROW = 30.0
 _BAR = 11.0
 _LETTER = 6.8  # pixels, of the font at 11 pixels
 _MOST_NAME = 140.0
+_MARKER = 6.0  # how far a marker on the edge reaches over it
+_RULE_LETTER, _RULE_LINE = 5.6, 11.0  # pixels, of the font at 10 pixels
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
 
 def svg(panel: Panel, chart: Chart, key: str) -> str:
     """One panel; `key` makes its ids unique in the page."""
     frame = _Frame.around(panel)
-    index = chart.places
+    index = chart.places_in(panel)
     drawn, hover = [], []
     for mark in panel.marks:
         place = 0 if isinstance(mark, Rule) else index.get(mark.group, 0)
@@ -39,12 +41,12 @@ def svg(panel: Panel, chart: Chart, key: str) -> str:
     values = json.dumps({"x": panel.x.label, "y": panel.y.label, "s": hover}, separators=(",", ":"), ensure_ascii=False)
     data = escape(values, quote=False).replace("'", "&#39;")
     clip = (
-        f'<clipPath id="{key}"><rect x="{frame.left:.1f}" y="{frame.top - 4:.1f}" width="{frame.width + 4:.1f}" '
-        f'height="{frame.height + 8:.1f}"/></clipPath>'
+        f'<clipPath id="{key}"><rect x="{frame.left - _MARKER:.1f}" y="{frame.top - _MARKER:.1f}" '
+        f'width="{frame.width + 2 * _MARKER:.1f}" height="{frame.height + 2 * _MARKER:.1f}"/></clipPath>'
     )
     name = escape(panel.title, quote=True)
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH:g} {frame.total:g}" role="img" aria-label="{name}" '
+        f'<svg class="plot" viewBox="0 0 {WIDTH:g} {frame.total:g}" role="img" tabindex="0" aria-label="{name}" '
         f"data-hover='{data}'>{clip}{''.join(_axes(panel, frame))}<g clip-path=\"url(#{key})\">{''.join(drawn)}</g>"
         f'{"".join(_rule_labels(panel, frame))}<circle class="at" r="5" visibility="hidden"/></svg>'
     )
@@ -65,6 +67,8 @@ class _Frame:
     y_range: tuple[float, float]
     flip: bool
     """Whether y runs downwards: names of rows do."""
+    named_x: bool
+    """Whether places along x have names, so that a number there says nothing."""
 
     @property
     def total(self) -> float:
@@ -91,7 +95,7 @@ class _Frame:
             height = _HEIGHT - 60.0
         named = any(isinstance(mark, Rule) and mark.label and mark.along == "y" for mark in panel.marks)
         top = 22.0 if panel.y.label or named else 8.0
-        return cls(left, top, WIDTH - left - 12.0, height, x_range, y_range, bool(names))
+        return cls(left, top, WIDTH - left - 12.0, height, x_range, y_range, bool(names), bool(panel.x.categories))
 
 
 def bars_per_row(panel: Panel) -> int:
@@ -150,20 +154,21 @@ def ticks(axis: Axis, ends: tuple[float, float], most: int) -> list[tuple[float,
 
 
 def number(value: float, step: float = 0.0) -> str:
-    """A number as an axis writes it.
+    """A number as an axis writes it, with as many digits as tell neighbouring ticks apart.
 
-    >>> number(200_000.0), number(0.5, 0.1), number(1500.0)
-    ('200k', '0.5', '1500')
+    >>> number(200_000.0), number(0.5, 0.1), number(1500.0), number(1_000_020.0, 20.0)
+    ('200k', '0.5', '1500', '1.00002M')
     """
     if not value:
         return "0"
     size = abs(value)
-    if size >= 1e6:
-        text = f"{value / 1e6:g}M"
-    elif size >= 1e4:
-        text = f"{value / 1e3:g}k"
+    if size >= 1e4:
+        unit, letter = (1e6, "M") if size >= 1e6 else (1e3, "k")
+        text = f"{value / unit:.{_decimals(step / unit)}f}" if step else f"{value / unit:g}"
+        text = (text.rstrip("0").rstrip(".") if "." in text else text) + letter
     elif step and step < 1e-5:
-        text = f"{value:.1e}"
+        order = math.floor(math.log10(step))
+        text = f"{value:.{max(1, math.floor(math.log10(size)) - order + _decimals(step / 10.0**order))}e}"
     elif step:
         text = f"{value:.{_decimals(step)}f}"
     else:
@@ -173,7 +178,7 @@ def number(value: float, step: float = 0.0) -> str:
 
 def _decimals(step: float) -> int:
     """Decimals that tell neighbouring ticks apart."""
-    return next(digits for digits in range(7) if abs(round(step, digits) - step) <= 1e-6 * step)
+    return next(digits for digits in range(16) if abs(round(step, digits) - step) <= 1e-6 * step)
 
 
 # -- drawing --------------------------------------------------------------------------------------------------------
@@ -218,15 +223,49 @@ def _cut(label: str, room: float) -> tuple[str, str]:
 
 def _rule_labels(panel: Panel, frame: _Frame) -> Iterable[str]:
     """Names of lines, each where it hides least: over its right end, or beside its top."""
-    for mark in panel.marks:
-        if isinstance(mark, Rule) and mark.label:
-            if mark.along == "x":
-                at, y = frame.left + frame.width, frame.y(mark.value) - 4
-                yield _text("rule", "end", at, max(y, frame.top + 8), mark.label)
-            else:
-                x = frame.x(mark.value)
-                anchor, at = ("end", x - 3) if x > frame.left + 0.6 * frame.width else ("start", x + 3)
-                yield _text("rule", anchor, at, frame.top - 4, mark.label)
+    for value, label, _ in rule_labels(panel, "x", frame.height, _RULE_LINE, _RULE_LINE):
+        y = max(frame.y(value) - 4, frame.top + 8)
+        yield _text("rule", "end", frame.left + frame.width, y, label)
+    for value, label, before in rule_labels(panel, "y", frame.width, _RULE_LETTER, _RULE_LINE):
+        x = frame.x(value)
+        yield _text("rule", "end" if before else "start", x - 3 if before else x + 3, frame.top - 4, label)
+
+
+def rule_labels(panel: Panel, along: str, length: float, letter: float, line: float) -> list[tuple[float, str, bool]]:
+    """The names of lines that run along an axis: at which value each stands, and whether before it, not after it.
+
+    The other axis is `length` long, a letter so wide, a line of text so high. Neighbours whose names would be printed
+    over each other have one name together.
+    """
+    low, high = limits(panel, "x" if along == "y" else "y")
+    named: dict[float, str] = {
+        mark.value: mark.label for mark in panel.marks if isinstance(mark, Rule) and mark.label and mark.along == along
+    }
+    groups = [[value] for value in sorted(named)]
+
+    def text(group: list[float]) -> str:
+        labels = list(dict.fromkeys(named[value] for value in group))
+        budgets = [label.removeprefix("budget ") for label in labels if label.startswith("budget ")]
+        return f"budgets {', '.join(budgets)}" if len(budgets) == len(labels) > 1 else ", ".join(labels)
+
+    def stands(group: list[float]) -> tuple[float, bool, float, float]:
+        """The value at which its name stands, whether before it, and from where to where the name reaches."""
+        first, last = (length * (value - low) / (high - low) for value in (group[0], group[-1]))
+        if along == "x":
+            bottom = min(last, length - line)
+            return group[-1], False, bottom, bottom + line
+        wide = letter * len(text(group)) + 6.0
+        before = (first + last) / 2 > 0.6 * length
+        return (group[0], True, first - wide, first) if before else (group[-1], False, last, last + wide)
+
+    place = 0
+    while place < len(groups) - 1:
+        if stands(groups[place])[3] > stands(groups[place + 1])[2]:
+            groups[place : place + 2] = [groups[place] + groups[place + 1]]
+            place = 0  # the longer name may reach its other neighbour
+        else:
+            place += 1
+    return [(*stands(group)[:1], text(group), stands(group)[1]) for group in groups]
 
 
 def _draw(mark: Mark, frame: _Frame, place: int) -> tuple[str, list[dict[str, Any]]]:
@@ -242,7 +281,7 @@ def _points(name: str, points: Iterable[Sequence[Any]], faint: bool = False) -> 
 
 
 def _value(value: float) -> str:
-    return minus(f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
+    return minus(f"{value:,.4g}" if abs(value) < 9999.5 else f"{value:,.0f}")
 
 
 def _line(mark: Line, frame: _Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
@@ -257,7 +296,9 @@ def _line(mark: Line, frame: _Frame, colour: str, place: int) -> tuple[str, list
     style = f' stroke-dasharray="{dash}"' if dash else ""
     kind = "seed" if mark.faint else "line"
     name = mark.group if mark.name in ("", mark.group) else f"{mark.group}, {mark.name}"
-    points = [[round(px, 1), round(py, 1), _value(x), _value(y)] for piece in pieces for px, py, x, y in piece]
+    # Between names a place along x is no value: what is marked there says which it is.
+    shown = [] if frame.named_x else pieces
+    points = [[round(px, 1), round(py, 1), _value(x), _value(y)] for piece in shown for px, py, x, y in piece]
     single = "".join(
         f'<circle class="{colour} mark" cx="{piece[0][0]:.1f}" cy="{piece[0][1]:.1f}" r="2.5"/>'
         for piece in pieces
@@ -281,7 +322,7 @@ def _dots(mark: Dots, frame: _Frame, colour: str, place: int) -> tuple[str, list
     for x, y, name in zip(mark.x, mark.y, names, strict=True):
         px, py = frame.x(x), frame.y(y)
         shapes.append(shape(place, px, py, size))
-        values = [_value(x), _value(y)] if not frame.flip else [_value(x), ""]
+        values = ["" if frame.named_x else _value(x), "" if frame.flip else _value(y)]
         points.append([round(px, 1), round(py, 1), *values, name])
     return f'<path class="{kind} {colour}" data-g="{place}" d="{"".join(shapes)}"/>', _points(
         mark.group, points, mark.faint

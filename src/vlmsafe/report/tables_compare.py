@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from vlmsafe.analysis.exact_tests import permutation_test
-from vlmsafe.analysis.resampling import bootstrap_mean_difference
+from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
 from vlmsafe.audit.claims import Outcome
 from vlmsafe.audit.outcomes import source_of, values_of
 from vlmsafe.report.answer import Result, results
@@ -103,6 +103,7 @@ def rates(material: Material, entry: Entry) -> Table | Missing:
     first_word, second_word = (names[0][0], names[0][1]) if single else ("first", "second")
     columns = [
         *head,
+        Column("source", "from"),
         Column("runs", "runs", 0),
         outcome_column("catastrophe", "_second", f"catastrophe %, {second_word}"),
         outcome_column("catastrophe", "_first", f"catastrophe %, {first_word}"),
@@ -128,6 +129,7 @@ def rates(material: Material, entry: Entry) -> Table | Missing:
             [
                 text(env),
                 *([] if single else [text(one.claim.first), text(one.claim.second)]),
+                text(source),
                 Cell(float(len(both)), f"{len(values[0])} / {len(values[1])}"),
                 *cells,
                 *_difference_cells(values[0], values[1]),
@@ -205,6 +207,9 @@ def _difference_cells(first: Sequence[float], second: Sequence[float]) -> list[C
     a, b = 100 * np.asarray(first), 100 * np.asarray(second)
     if min(len(a), len(b)) < 2:
         return [Cell(float(a.mean() - b.mean())), Cell()]
-    interval = bootstrap_mean_difference(a, b)
     test = permutation_test(a, b, "two-sided")
-    return [Cell(interval.estimate, low=interval.low, high=interval.high), Cell(float(test.p), str(test))]
+    p = Cell(float(test.p), str(test))
+    if min(len(a), len(b)) < LEAST:
+        return [Cell(float(a.mean() - b.mean())), p]
+    interval = bootstrap_mean_difference(a, b)
+    return [Cell(interval.estimate, low=interval.low, high=interval.high), p]

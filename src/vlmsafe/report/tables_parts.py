@@ -110,24 +110,33 @@ def _correlation(episodes: pl.DataFrame, names: Sequence[str]) -> Cell:
     return Cell(row["spearman"])
 
 
+def _reference(arm: Arm, arms: Sequence[Arm], plain: Sequence[Arm]) -> Arm | None:
+    """The arm without a signal whose time counts as one: as long, and with as many passes as most that have one."""
+    long = [other for other in plain if other.first.config.total_steps == arm.first.config.total_steps]
+    passes = [other.first.config.learner.update_iters for other in arms if other.has_signal]
+    return max(long or plain, key=lambda other: passes.count(other.first.config.learner.update_iters), default=None)
+
+
 def compute(material: Material, entry: Entry) -> Table | Missing:
     """Time per run, and how it compares with the arm that has no signal."""
     rows: list[list[Cell]] = []
     for env in material.envs(entry):
         arms = material.arms(env, entry)
         spent = {arm.name: [found for run in arm.runs if (found := _seconds(run))] for arm in arms}
-        plain = [arm.name for arm in arms if not arm.has_signal and spent[arm.name]]
+        plain = [arm for arm in arms if not arm.has_signal and spent[arm.name]]
         for arm in arms:
             own = spent[arm.name]
             if not own:
                 continue
+            reference = _reference(arm, arms, plain)
             per_step = float(np.mean([seconds / steps for seconds, _, steps in own]))
             hours = [seconds / 3600 for seconds, _, _ in own]
             factor = None
-            if plain and arm.name != plain[0]:
-                factor = per_step / float(np.mean([seconds / steps for seconds, _, steps in spent[plain[0]]]))
-            every = arm.first.config.signal.every if arm.has_signal else None
-            beside = paper.times(env, arm.first.config.method)
+            if reference is not None and arm is not reference:
+                factor = per_step / float(np.mean([seconds / steps for seconds, _, steps in spent[reference.name]]))
+            config = arm.first.config
+            every = config.signal.every if arm.has_signal else None
+            beside = paper.times(env, config.method, config.total_steps, every)
             rows.append(
                 [
                     text(env),
@@ -139,7 +148,7 @@ def compute(material: Material, entry: Entry) -> Table | Missing:
                     _timed(1.0 / per_step, beside.get("steps_per_second")),
                     Cell(100 * (factor - 1), minus(f"{100 * (factor - 1):+.0f} %"))
                     if factor is not None
-                    else text("reference" if plain and arm.name == plain[0] else ""),
+                    else text("reference" if arm is reference else ""),
                 ]
             )
     if not rows:

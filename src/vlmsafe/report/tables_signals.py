@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import polars as pl
+
 from vlmsafe.analysis import lead_time as lead
-from vlmsafe.analysis.anticipation import CONTROL
+from vlmsafe.analysis.anticipation import CONTROL, verdict
 from vlmsafe.analysis.gate_roc import gate_medians
 from vlmsafe.analysis.multiplier_replay import replay, summarise
 from vlmsafe.audit.records import RunRecord
@@ -198,7 +200,6 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
     """Ranges of AUCs before contact, per arm, and whether the criterion is met."""
     rows: list[list[Cell]] = []
     for env, found in material.lead_times(entry).items():
-        verdicts = {(row["arm"], row["signal"]): row["passes"] for row in lead.verdicts(found).iter_rows(named=True)}
         for (arm,), own in found.group_by("arm", maintain_order=True):
             for row in lead.auc_ranges(own).iter_rows(named=True):
                 if row["raw_low"] is None:
@@ -207,8 +208,8 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
                     Cell(row[f"{form}_high"], f"{row[f'{form}_low']:.3f} to {row[f'{form}_high']:.3f}")
                     for form in ("raw", "standardised")
                 ]
-                met = verdicts.get((str(arm), row["signal"]))
-                word = "" if met is None else "met" if met else "not met"
+                pooled = own.filter(pl.col("run").is_null())
+                word = verdict(pooled, row["signal"]) if row["signal"] != CONTROL else ""
                 rows.append(
                     [text(env), text(arm), text(SIGNALS.get(row["signal"], row["signal"])), *ranges, text(word)]
                 )

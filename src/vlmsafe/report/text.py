@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.analysis.anticipation import CONTROL
+from vlmsafe.analysis.anticipation import CONTROL, verdict
 from vlmsafe.analysis.multiplier_replay import AGREEMENT
 from vlmsafe.report.diagnoses import Diagnosis
 
@@ -74,9 +74,9 @@ def _anticipation(diagnosis: Diagnosis) -> Iterator[RenderableType]:
             by = {row["horizon"]: row for row in rows.iter_rows(named=True)}
             cells = [_interval(by[k]) for k in SHOWN_HORIZONS]
             judged = form == "standardised" and signal != CONTROL
-            verdict = ("met" if met[arm, signal] else "not met") if judged else ""
+            found = ("met" if met[arm, signal] else verdict(own, str(signal))) if judged else ""
             name = _SIGNALS.get(str(signal), str(signal))
-            table.add_row(name if form == "raw" else f"  {form}", *cells, verdict)
+            table.add_row(name if form == "raw" else f"  {form}", *cells, found)
         table.add_section()
         at = {row["horizon"]: row for row in own.filter(signal=CONTROL, form="raw").iter_rows(named=True)}
         counts = [f"{at[k]['positives']:,} of {at[k]['positives'] + at[k]['negatives']:,}" for k in SHOWN_HORIZONS]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vlmsafe.errors import InputError
 from vlmsafe.report.answer import results, spoken
 from vlmsafe.report.charts import build_chart
 from vlmsafe.report.data import FIGURES, TABLES, Entry, StudyInfo, read_entries
@@ -25,6 +26,9 @@ _TABLES = (
 )  # fmt: skip
 _FIGURES = ("dots", "curves", "multiplier", "cost-progress", "protocols", "scores", "lead-time", "gate", "gate-roc")
 _TIMES = ("compute",)
+_LIST = "files.txt"
+"""What of its folder a report wrote; a later one removes no other files."""
+_ENDINGS = (".csv", ".tex", ".md", ".png", ".pdf")
 _SPOKEN = 4  # results that a terminal shows
 
 
@@ -50,8 +54,10 @@ def write_report(
     runs give equal pages.
     """
     info = study if study is not None else StudyInfo(_name(runs))
-    material = read_material(runs, info)
     folder = out.with_suffix("")
+    if files:
+        _require_own(folder, out)
+    material = read_material(runs, info)
     make_directory(out.parent)
     parts: list[Part] = []
     written: list[Path] = []
@@ -70,8 +76,36 @@ def write_report(
         parts.append(Part(content, name, tuple(f"{folder.name}/{path.name}" for path in made), lead))
     found = results(material)
     write_atomically(out, page(material, found, parts).encode())
+    if files:
+        _replace_listed(folder, [path.name for path in written])
     missing = tuple(part.content for part in parts if isinstance(part.content, Missing))
     return Written(out, tuple(written), missing, tuple(spoken(material, found, _SPOKEN)))
+
+
+def _require_own(folder: Path, out: Path) -> None:
+    """Refuse a folder that holds anything but a report's files, such as runs: no one would find it again."""
+    others = sorted(path.name for path in folder.iterdir() if not _is_own(path)) if folder.is_dir() else []
+    if others:
+        raise InputError(
+            f"report: --out {out} puts tables and figures into {folder}, which holds other things ({others[0]}); "
+            "give the page another name, such as report.html, or --no-files"
+        )
+
+
+def _is_own(path: Path) -> bool:
+    return path.is_file() and (path.name == _LIST or path.suffix in _ENDINGS)
+
+
+def _replace_listed(folder: Path, names: Sequence[str]) -> None:
+    """Remove what an earlier report wrote there and this one did not, by the list that it left; leave one of this."""
+    if not names:
+        return
+    known = folder / _LIST
+    earlier = known.read_text(encoding="utf-8").splitlines() if known.is_file() else []
+    for name in set(earlier) - set(names):
+        if Path(name).name == name and _is_own(folder / name):
+            (folder / name).unlink()
+    write_atomically(known, "".join(f"{name}\n" for name in names).encode())
 
 
 def _contents(material: Material, times: bool) -> list[tuple[Table | Chart | Missing, bool]]:

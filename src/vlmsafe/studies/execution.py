@@ -118,6 +118,7 @@ class _Execution:
         self.running: list[_Work] = []
         self.last: dict[str, Step] = {}  # what was done last for a run, to notice steps that achieve nothing
         self.look_again = 0.0  # when, by the clock
+        self.failed_before = failures(folder)
         self.outcome = Outcome()
 
     def run(self, on_turn: Callable[[], None]) -> Outcome:
@@ -181,6 +182,8 @@ class _Execution:
                 if step is None:
                     self.pending.remove(spec)
                     self.outcome.done.append(spec.name)
+                    if spec.name in self.failed_before:
+                        self._note(spec, "all", "ended")  # or `status` would go on to say that it failed
                     continue
                 if isinstance(step, Busy):
                     continue  # left by a study that was killed, or somebody's own: its turn comes when it is free

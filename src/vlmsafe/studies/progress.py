@@ -14,11 +14,12 @@ from typing import Any, Literal
 import polars as pl
 
 from vlmsafe.config_yaml import flatten, to_dict
-from vlmsafe.errors import InputError, RunError
+from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.evaluation.episodes import table_path
 from vlmsafe.evaluation.protocols import protocol
-from vlmsafe.evaluation.trace_files import trace_path
+from vlmsafe.evaluation.trace_files import frames_path, read_about, trace_path
 from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.scorers import parse_scorer
 from vlmsafe.studies.study import Look, RunSpec
 from vlmsafe.training.files import is_locked
 from vlmsafe.training.run import Run
@@ -51,7 +52,10 @@ def next_step(spec: RunSpec) -> Step | Busy | None:
     """What is to be done for a run now; None where everything is there."""
     if not (spec.path / "config.yaml").is_file():
         return Busy() if is_locked(spec.path) else Step("train")
-    run = Run.open(spec.path)
+    try:
+        run = Run.open(spec.path)
+    except VlmsafeError as error:
+        raise RunError(f"{spec.path} cannot be read: {error}; move it away, and it is made again") from error
     status = run.status()
     if status == "running":
         return Busy()
@@ -76,9 +80,14 @@ def evaluated(run: Run, look: Look) -> bool:
 
 
 def traced(run: Run, look: Look) -> bool:
-    """The same of a trace."""
+    """The same of a trace, which also has to be by the scorers asked for, as often, and with frames where wanted."""
     path = trace_path(run, protocol(look.protocol))
-    if not path.exists():
+    if not path.exists() or (look.frames and not frames_path(path).exists()):
+        return False
+    about = read_about(path)
+    own = "embedded" if run.config.signal.scorer == "none" else run.config.signal.scorer
+    wanted = [str(parse_scorer(name).absolute) for name in look.scorers or (own,)]
+    if about.get("every") != look.every or [entry["scorer"] for entry in about.get("scorers", ())] != wanted:
         return False
     table = _read(path, ["checkpoint_epoch", "episode"])
     return table["episode"].n_unique() >= look.count and set(table["checkpoint_epoch"]) == {run.config.epochs}
@@ -95,16 +104,24 @@ def _read(path: Path, columns: list[str]) -> pl.DataFrame:
 
 def check_runs(specs: Sequence[RunSpec]) -> None:
     """Refuse to go on where a directory holds another run than the study means: nothing is overwritten or mixed."""
+    for path, what in other_settings(specs):
+        raise InputError(
+            f"{path} holds another run than the study means: {what}. Move it away, or choose another --root"
+        )
+
+
+def other_settings(specs: Sequence[RunSpec]) -> Iterator[tuple[Path, str]]:
+    """Directories that hold another run than the study means, and in what it differs."""
     for spec in specs:
         if not (spec.path / "config.yaml").is_file():
             continue
-        found = differences(Run.open(spec.path), spec)
+        try:
+            found = differences(Run.open(spec.path), spec)
+        except VlmsafeError:
+            continue  # it cannot be read: reported as a run that failed, while the others are carried on
         if found:
             more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            raise InputError(
-                f"{spec.path} holds another run than the study means: {'; '.join(found[:_NAMED])}{more}. Move it away, "
-                "or choose another --root"
-            )
+            yield spec.path, f"{'; '.join(found[:_NAMED])}{more}"
 
 
 def differences(run: Run, spec: RunSpec) -> list[str]:

@@ -1,8 +1,9 @@
 """Taking a finished run of another study in place of training the same one again.
 
 Studies of one paper share arms: the runs of its component pairs are runs of its grid. A run is decided by its
-configuration, seed included, so an equal one that is finished is copied, with its records, checkpoints and whatever
-evaluations it has. A copy is a run like any other, and says in its events where it comes from.
+configuration, seed included, so an equal one that is finished is copied, with its records and checkpoints. Evaluations
+and traces stay behind: each study asks for its own, and what it finds may not depend on which study came first. A copy
+is a run like any other, and says in its events where it comes from.
 
 A crash leaves no half run: files are gathered aside under a name that is no run's, the folder is put in place in one
 step, and only then does its configuration, without which a directory is no run, get its name.
@@ -22,7 +23,7 @@ from vlmsafe.training.files import disk_errors, is_locked, make_directory, sync_
 from vlmsafe.training.run import Run
 
 _CONFIG, _WAITING = "config.yaml", "config.yaml.copied"
-_LEFT_BEHIND = ("lock", "tensorboard", "*.partial", "*.partial-*")
+_LEFT_BEHIND = ("lock", "tensorboard", "evaluations", "traces", "*.partial", "*.partial-*")
 
 
 def equal_run(spec: RunSpec, root: Path) -> Run | None:
@@ -38,8 +39,9 @@ def equal_run(spec: RunSpec, root: Path) -> Run | None:
 
 
 def _candidates(spec: RunSpec, root: Path) -> Iterator[Path]:
+    own = spec.path.parents[2].resolve()  # arms of one study that are equal are trained each by itself
     for path in sorted(root.glob(f"*/{folder_of(spec.env)}/*/seed-{spec.seed}/{_CONFIG}")):
-        if path.parent.resolve() != spec.path.resolve():
+        if path.parents[3].resolve() != own:
             yield path.parent
 
 
@@ -49,11 +51,11 @@ def take_over(run: Run, spec: RunSpec, aside: Path) -> None:
     with disk_errors(staged):
         shutil.rmtree(staged, ignore_errors=True)
         shutil.copytree(run.path, staged, ignore=shutil.ignore_patterns(_CONFIG, *_LEFT_BEHIND))
+        make_directory(staged / "evaluations")
         shutil.copyfile(run.path / _CONFIG, staged / _WAITING)
         make_directory(spec.path.parent)
-        if spec.path.exists():  # at most a lock, left by a run that could not begin
-            (spec.path / "lock").unlink(missing_ok=True)
-            spec.path.rmdir()
+        # Without a configuration it is no run: at most what one left that ended before it began.
+        shutil.rmtree(spec.path, ignore_errors=True)
         staged.rename(spec.path)
         sync_directory(spec.path.parent)
     finish_copy(spec)

@@ -17,7 +17,7 @@
   const SIGNALS = [...SCORES, COST, ...EXTRAS];
   const shown = new Set([...SCORES.map((signal) => signal.key), "cost"]);
 
-  const state = { episode: 0, step: 1, scorer: 0, playing: false };
+  const state = { episode: -1, step: 1, scorer: 0, playing: false };
   const albums = new Map(); // pictures of an episode, parsed when it is first opened
   let drawn = []; // what moves with the cursor: functions of the step
   let cursors = [];
@@ -387,8 +387,8 @@
     End: () => by(Infinity),
     n: () => toContact(1),
     p: () => toContact(-1),
-    "[": () => open(state.episode - 1),
-    "]": () => open(state.episode + 1),
+    "[": () => byId("episode-back").click(),
+    "]": () => byId("episode-on").click(),
   };
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
