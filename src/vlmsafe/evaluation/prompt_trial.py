@@ -188,7 +188,7 @@ def _warnings(traces: Sequence[RecordedTrace], result: Bench, sets: int) -> list
     notes = []
     if result.onsets < 10:
         notes.append(
-            f"only {result.onsets} contacts begin in these episodes; record more for intervals that say something"
+            f"contacts in these episodes: only {result.onsets}; record more for intervals that say something"
         )
     elif result.contacts < 10:
         notes.append(f"only {result.contacts} of the frames are of steps in contact; vlmsafe trace --every 1 keeps all")
