@@ -53,7 +53,7 @@ def audit(
     if isinstance(claims, Path | str):
         claims = load_claims(Path(claims))
     elif claims is None:
-        claims = _claims_beside(paths)
+        claims = claims_beside(paths)
     arms = read_arms(sources)
     unfinished: list[str] = []
     if claims is not None and any((Path(path) / STUDY_FILE).is_file() for path in paths):
@@ -111,12 +111,13 @@ def _look(
         yield from check_passive(env, own, passive_below)
 
 
-def _claims_beside(paths: Sequence[Path | str]) -> Claims | None:
+def claims_beside(paths: Sequence[Path | str]) -> Claims | None:
     """The claims that lie in one of the folders, or above the runs."""
     places = dict.fromkeys(Path(path) / CLAIMS for path in paths)
     found = [place for place in places if place.is_file()]
     if len(found) > 1:
-        raise InputError(f"several claims: {', '.join(map(str, found))}; choose one with --claims")
+        names = ", ".join(map(str, found))
+        raise InputError(f"several claims: {names}; take one folder at a time, or, for the audit, choose with --claims")
     return load_claims(found[0]) if found else None
 
 

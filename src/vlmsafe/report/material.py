@@ -13,8 +13,8 @@ import polars as pl
 from vlmsafe.analysis import gate_roc, lead_time
 from vlmsafe.analysis.tables import episode_numbers, stacked
 from vlmsafe.audit import audit
-from vlmsafe.audit.auditor import CLAIMS
-from vlmsafe.audit.claims import Claims, Comparison, claims_with_runs, comparisons, load_claims
+from vlmsafe.audit.auditor import claims_beside
+from vlmsafe.audit.claims import Claims, Comparison, claims_with_runs, comparisons
 from vlmsafe.audit.findings import Audit
 from vlmsafe.audit.records import Arm, RunRecord, read_arms
 from vlmsafe.errors import InputError, VlmsafeError
@@ -186,7 +186,7 @@ def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
             if not sources:
                 raise InputError(f"{others[0]}{more}: not of the study as it is defined now, and there are no others")
             problems.append(f"{others[0]}{more}: not of the study as it is defined now, and left out")
-    claims = info.claims if info.claims is not None else _claims_beside(paths)
+    claims = info.claims if info.claims is not None else claims_beside(paths)
     every_arm = read_arms(sources)
     kept, missing = claims_with_runs(claims, every_arm) if claims is not None else (None, [])
     if kept is not None and not kept.comparisons:
@@ -208,13 +208,6 @@ def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
         beside,
         [*problems, *missing],
     )
-
-
-def _claims_beside(paths: Sequence[Path | str]) -> Claims | None:
-    found = [path for path in dict.fromkeys(Path(path) / CLAIMS for path in paths) if path.is_file()]
-    if len(found) > 1:
-        raise InputError(f"several claims: {', '.join(map(str, found))}; report one folder at a time")
-    return load_claims(found[0]) if found else None
 
 
 def _one_scorer(table: pl.DataFrame) -> pl.DataFrame | None:
