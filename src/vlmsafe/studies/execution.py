@@ -20,7 +20,7 @@ from typing import Any
 
 from vlmsafe.config_yaml import to_dict, to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
-from vlmsafe.studies.launchers import Command, Handle, Launcher
+from vlmsafe.studies.launchers import Command, Handle, Launcher, Lost
 from vlmsafe.studies.progress import Busy, Step, check_runs, next_step
 from vlmsafe.studies.reuse import equal_run, finish_copy, take_over
 from vlmsafe.studies.study import RunSpec, Study
@@ -28,6 +28,7 @@ from vlmsafe.studies.study_yaml import STUDY_FILE
 from vlmsafe.training.files import (
     DirectoryLock,
     append_rows,
+    break_lock,
     is_locked,
     make_directory,
     read_rows,
@@ -36,9 +37,11 @@ from vlmsafe.training.files import (
 from vlmsafe.training.interrupts import StopRequest
 
 JOURNAL = "journal.jsonl"
+RESTARTS = 10
 _PAUSE = 0.2  # seconds between two looks at what is running
 _RECHECK = 2.0  # seconds after which runs are looked at again although nothing of ours has ended
 _SAVING = 300.0  # seconds that commands get to save what they have
+_STALE = 120.0  # seconds after which the lock of a process that was lost with its machine is taken to be left behind
 _CONFIGS, _LOGS, _ASIDE = "configs", "logs", ".copies"
 
 
@@ -49,8 +52,10 @@ class Event:
     run: str
     step: str
     what: str
-    """began, ended, failed, stopped, copied."""
+    """began, ended, failed, stopped, copied, lost."""
     reason: str = ""
+    node: str = ""
+    """The machine on which it happened."""
 
     def __str__(self) -> str:
         return f"{self.run}: {self.step} {self.what}" + (f": {self.reason}" if self.reason else "")
@@ -66,6 +71,8 @@ class _Work:
     log: Path
     begun_at: int
     """Where the command's own output begins in its log."""
+    noted: bool = False
+    """Whether the journal says that it began; a command may wait for a machine first."""
 
 
 @dataclass
@@ -82,18 +89,21 @@ def execute(
     launcher: Launcher,
     *,
     memory: Callable[[RunSpec], int] = lambda spec: 0,
+    gpus: Callable[[RunSpec], float] = lambda spec: 0.0,
+    restarts: int = RESTARTS,
     stop: StopRequest | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_turn: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Bring every run of a study to its end; failures are collected and the rest carried on.
 
-    `memory` estimates the bytes of a run, `on_turn` is called several times a second.
+    `memory` estimates the bytes of a run and `gpus` its share of a GPU; `restarts` is how often a run is started again
+    whose machine was lost; `on_turn` is called several times a second.
     """
     if is_locked(folder):
         raise RunError(f"another process is running the study in {folder}; wait for it, or stop it")
     with DirectoryLock(make_directory(folder)):
-        return _Execution(study, folder, launcher, memory, stop or StopRequest(), on_event).run(on_turn)
+        return _Execution(study, folder, launcher, memory, gpus, restarts, stop or StopRequest(), on_event).run(on_turn)
 
 
 class _Execution:
@@ -103,11 +113,13 @@ class _Execution:
         folder: Path,
         launcher: Launcher,
         memory: Callable[[RunSpec], int],
+        gpus: Callable[[RunSpec], float],
+        restarts: int,
         stop: StopRequest,
         on_event: Callable[[Event], None],
     ) -> None:
-        self.study, self.folder, self.launcher, self.memory = study, folder, launcher, memory
-        self.stop, self.on_event = stop, on_event
+        self.study, self.folder, self.launcher, self.memory, self.gpus = study, folder, launcher, memory, gpus
+        self.restarts, self.stop, self.on_event = restarts, stop, on_event
         self.specs = study.expand(folder)
         for spec in self.specs:
             finish_copy(spec)
@@ -117,6 +129,7 @@ class _Execution:
         self.pending = list(self.specs)
         self.running: list[_Work] = []
         self.last: dict[str, Step] = {}  # what was done last for a run, to notice steps that achieve nothing
+        self.losses: dict[str, list[tuple[float, Lost]]] = {}  # when, by the clock, and what
         self.look_again = 0.0  # when, by the clock
         self.outcome = Outcome()
 
@@ -143,16 +156,35 @@ class _Execution:
         """Note what has ended since."""
         for work in list(self.running):
             code = work.handle.poll()
+            self._note_beginning(work)
             if code is None:
                 continue
             self.running.remove(work)
             self.look_again = 0.0
-            if code == 0:
-                self._note(work.spec, str(work.step), "ended")
+            if isinstance(code, Lost):
+                self._lose(work, code)
+            elif code == 0:
+                self._note(work.spec, str(work.step), "ended", node=work.handle.place())
                 self.last[work.spec.name] = work.step
                 self.pending.insert(0, work.spec)  # its evaluations before the training of another
             else:
-                self._fail(work.spec, str(work.step), _reason(code, work.log, work.begun_at))
+                self._fail(work.spec, str(work.step), _reason(code, work.log, work.begun_at), work.handle.place())
+
+    def _note_beginning(self, work: _Work) -> None:
+        if not work.noted and (place := work.handle.place()) is not None:
+            work.noted = True
+            self._note(work.spec, str(work.step), "began", node=place)
+
+    def _lose(self, work: _Work, lost: Lost) -> None:
+        """The machine is gone, and nothing is known against the run: it goes on elsewhere, from its last checkpoint."""
+        losses = self.losses.setdefault(work.spec.name, [])
+        losses.append((time.monotonic(), lost))
+        if len(losses) > self.restarts:
+            reason = f"lost {len(losses)} times, the last time because {lost.reason}"
+            self._fail(work.spec, str(work.step), reason, work.handle.place())
+        else:
+            self._note(work.spec, str(work.step), "lost", lost.reason, work.handle.place())
+            self.pending.insert(0, work.spec)
 
     def _stop_all(self) -> None:
         """Let what is running save and leave; whoever interrupts that ends it at once."""
@@ -166,7 +198,7 @@ class _Execution:
             for work in self.running:
                 if work.handle.poll() is None:
                     work.handle.stop(now=True)
-                self._note(work.spec, str(work.step), "stopped")
+                self._note(work.spec, str(work.step), "stopped", node=work.handle.place())
 
     # -- what comes next --
 
@@ -183,7 +215,9 @@ class _Execution:
                     self.outcome.done.append(spec.name)
                     continue
                 if isinstance(step, Busy):
-                    continue  # left by a study that was killed, or somebody's own: its turn comes when it is free
+                    # Left by a study that was killed, or somebody's own: its turn comes when it is free.
+                    self._free_lost(spec)
+                    continue
                 if step == self.last.get(spec.name):
                     raise RunError(f"'{step}' ended well, but what it should have made is not there")
                 if step.kind == "train" and self._copied(spec):
@@ -193,6 +227,12 @@ class _Execution:
             except VlmsafeError as error:
                 self.pending.remove(spec)
                 self._fail(spec, "look", str(error))
+
+    def _free_lost(self, spec: RunSpec) -> None:
+        """Break the lock of a process that died with its machine, where the server of a shared folder keeps it."""
+        for when, lost in self.losses.get(spec.name, ()):
+            if lost.process and time.monotonic() > when + _STALE and break_lock(spec.path, lost.process):
+                self._note(spec, "look", "unlocked", f"its lock was left by {lost.process}, which is lost")
 
     def _copied(self, spec: RunSpec) -> bool:
         found = None if self.study.independent else equal_run(spec, self.folder.parent)
@@ -207,22 +247,24 @@ class _Execution:
         log = self.folder / _LOGS / f"{spec.name}.log"
         words = command_words(spec, step, self.folder)
         begun_at = log.stat().st_size if log.exists() else 0
-        handle = self.launcher.launch(Command(words, log, max(1, spec.config.num_envs), self.memory(spec)))
+        needs = (max(1, spec.config.num_envs), self.memory(spec), self.gpus(spec))
+        handle = self.launcher.launch(Command(words, log, *needs))
         if handle is None:
             return False
         self.pending.remove(spec)
-        self.running.append(_Work(spec, step, handle, log, begun_at))
-        self._note(spec, str(step), "began")
+        work = _Work(spec, step, handle, log, begun_at)
+        self.running.append(work)
+        self._note_beginning(work)
         return True
 
     # -- records --
 
-    def _fail(self, spec: RunSpec, step: str, reason: str) -> None:
+    def _fail(self, spec: RunSpec, step: str, reason: str, node: str | None = None) -> None:
         self.outcome.failed[spec.name] = f"{step}: {reason}"
-        self._note(spec, step, "failed", reason)
+        self._note(spec, step, "failed", reason, node)
 
-    def _note(self, spec: RunSpec, step: str, what: str, reason: str = "") -> None:
-        event = Event(spec.name, step, what, reason)
+    def _note(self, spec: RunSpec, step: str, what: str, reason: str = "", node: str | None = None) -> None:
+        event = Event(spec.name, step, what, reason, node or "")
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
         append_rows(self.folder / JOURNAL, [row])
         self.on_event(event)
