@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
-from vlmsafe.signals.scorers.api import Look, Rule, Scorer
+from vlmsafe.signals.scorers.api import COSINE_RULES, YES_NO_RULES, Look, Rule, Scorer
 
 if TYPE_CHECKING:  # workers import this package too, and need no YAML
     from vlmsafe.signals.prompts import PromptSet
@@ -101,19 +101,9 @@ def parse_scorer(text: str) -> ScorerName:
 
 def known_rules(name: ScorerName) -> tuple[Rule, ...] | None:
     """The rules of a scorer, as far as they can be told before it is loaded."""
-    if name.kind == "embedded":
-        from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
-
-        return EmbeddedScorer.rules
-    if name.kind == "clip":
-        from vlmsafe.signals.scorers.clip import ClipScorer
-
-        return ClipScorer.rules
-    if name.kind == "qwen2-vl":
-        from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
-
-        return Qwen2VLScorer.rules
-    return None
+    if name.kind in ("embedded", "clip"):
+        return COSINE_RULES
+    return YES_NO_RULES if name.kind == "qwen2-vl" else None
 
 
 def make_scorer(
