@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 from rich import box
@@ -21,6 +21,7 @@ from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
 if TYPE_CHECKING:
     from vlmsafe.report.data import StudyInfo
     from vlmsafe.studies.execution import Event
+    from vlmsafe.studies.launchers import Launcher
     from vlmsafe.studies.progress import CellState
     from vlmsafe.studies.study import RunSpec, Study
 
@@ -75,7 +76,15 @@ class RunCommand(Chosen):
     cores: int | None = None
     """Cores to use; by default all."""
     memory: float | None = None
-    """GiB of memory to use; by default nine tenths of what is free."""
+    """GiB of memory to use on this machine; by default nine tenths of what is free."""
+    launcher: Literal["local", "ray"] = "local"
+    """Where commands run: processes on this machine, or the nodes of a Ray cluster."""
+    address: str | None = None
+    """ray: host:port of the cluster's head, auto for the cluster of this machine, local (default) to start one here."""
+    gpus: float | None = None
+    """ray: share of a GPU for each run that scores with CLIP or Qwen2-VL itself; by default 1 if there are GPUs."""
+    restarts: int = 10
+    """How often a run is started again, from its last checkpoint, whose node was lost."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,8 @@ class StatusCommand(Chosen):
 
     once: bool = False
     """Print the table once."""
+    runs: bool = False
+    """One row per run: how far it is, on which node it runs and since when, or when and how it ended."""
 
 
 @dataclass(frozen=True)
@@ -174,14 +185,14 @@ def _plan(command: PlanCommand) -> None:
 
 def _run(command: RunCommand) -> None:
     from vlmsafe.studies.execution import execute
-    from vlmsafe.studies.launchers import LocalLauncher
     from vlmsafe.studies.plan import Speeds
     from vlmsafe.training.interrupts import stop_on_signals
 
     study, folder = command.load()
-    memory = None if command.memory is None else int(command.memory * 2**30)
-    launcher = LocalLauncher(cores=command.cores, memory=memory, jobs=command.jobs)
     specs = study.expand(folder)
+    launcher, gpus = _launcher(command)
+    if command.launcher != "local":
+        folder = folder.resolve()  # other machines have other working directories
     speeds = Speeds.of(folder.parent)
     out.print(f"{study.title}: {len(specs)} runs in {folder}, on {launcher.describe()}", markup=False, soft_wrap=True)
 
@@ -189,11 +200,15 @@ def _run(command: RunCommand) -> None:
         line = f"{time.strftime('%H:%M:%S')} {event}"
         out.print(line, markup=False, soft_wrap=True, style="red" if event.what == "failed" else "")
 
-    with _Screen(lambda: _status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
-        outcome = execute(
-            study, folder, launcher,
-            memory=speeds.memory, stop=stop, on_event=told, on_turn=screen.redraw,
-        )  # fmt: skip
+    try:
+        with _Screen(lambda: _status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
+            outcome = execute(
+                study, folder, launcher,
+                memory=speeds.memory, gpus=gpus, restarts=command.restarts,
+                stop=stop, on_event=told, on_turn=screen.redraw,
+            )  # fmt: skip
+    finally:
+        launcher.close()
     if outcome.failed:
         for name, reason in outcome.failed.items():
             err.print(f"failed: {name}: {reason}", markup=False, soft_wrap=True)
@@ -207,15 +222,36 @@ def _run(command: RunCommand) -> None:
     out.print(f"report: {command.command('report', folder)}", markup=False, soft_wrap=True)
 
 
+def _launcher(command: RunCommand) -> tuple[Launcher, Callable[[RunSpec], float]]:
+    """Where the commands run, and what share of a GPU each gets."""
+    if command.launcher == "local":
+        from vlmsafe.studies.launchers import LocalLauncher
+
+        for name in ("address", "gpus"):
+            if getattr(command, name) is not None:
+                raise InputError(f"--{name} is for --launcher ray; on this machine a run takes the GPU it finds")
+        memory = None if command.memory is None else int(command.memory * 2**30)
+        return LocalLauncher(cores=command.cores, memory=memory, jobs=command.jobs), lambda spec: 0.0
+    from vlmsafe.studies.plan import gpu_share
+    from vlmsafe.studies.ray_launcher import RayLauncher
+
+    if command.memory is not None:
+        raise InputError("--memory is for --launcher local; the nodes of a Ray cluster know their own")
+    launcher = RayLauncher(command.address, cores=command.cores, jobs=command.jobs)
+    share = command.gpus if command.gpus is not None else float(launcher.has_gpus())
+    return launcher, lambda spec: gpu_share(spec, share)
+
+
 def _status(command: StatusCommand) -> None:
     study, folder = command.load()
     specs = study.expand(folder)
+    table = _runs_table if command.runs else _status_table
     if command.once or not out.is_terminal:
-        out.print(_status_table(study, specs, folder))
+        out.print(table(study, specs, folder))
         return
     from vlmsafe.studies.progress import cell_states
 
-    with _Screen(lambda: _status_table(study, specs, folder)) as screen:
+    with _Screen(lambda: table(study, specs, folder)) as screen:
         while not all(state.done for state in cell_states(specs, {})):
             screen.redraw()
             time.sleep(_REDRAW)
@@ -297,6 +333,34 @@ def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table
     if failed:
         table.caption = Text("\n".join(f"failed: {name}: {reason}" for name, reason in failed.items()))
         table.caption_justify = "left"
+    return table
+
+
+def _runs_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table:
+    """Every run of a study on a line of its own."""
+    from vlmsafe.studies.execution import failures, last_rows, under_way
+    from vlmsafe.studies.progress import glance
+
+    failed, running, last = failures(folder), under_way(folder), last_rows(folder)
+    table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
+    for heading in ("run", "now", "step", "epochs", "node", "since", "log"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("epochs", "since"))
+    for spec in specs:
+        seen, row = glance(spec), last.get(spec.name, {})
+        complete = seen.evaluations == len(spec.evaluations) and seen.traces == len(spec.traces)
+        if spec.name in running:
+            now = "[cyan]running[/]"
+        elif spec.name in failed:
+            now = "[red]failed[/]"
+        elif seen.status == "trained":
+            now = "[green]done[/]" if complete else "trained"
+        else:
+            now = f"[yellow]{seen.status}[/]" if seen.begun else "waiting"
+        log = folder / "logs" / f"{spec.name}.log"
+        table.add_row(
+            Text(spec.name), now, row.get("step", ""), f"{seen.epochs}/{spec.config.epochs}", row.get("node", ""),
+            row.get("time", ""), str(log.relative_to(folder)) if log.exists() else "",
+        )  # fmt: skip
     return table
 
 

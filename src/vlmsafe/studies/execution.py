@@ -316,7 +316,19 @@ def _reason(code: int, log: Path, begun_at: int) -> str:
     return f"{text} (log: {log})"
 
 
+def last_rows(folder: Path) -> dict[str, dict[str, Any]]:
+    """The last thing that happened to each run, from a study's journal."""
+    return {row["run"]: row for row in read_rows(folder / JOURNAL)}
+
+
+def under_way(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is running in a study now, by run: rows of its journal with step, node and time."""
+    if not is_locked(folder):
+        return {}
+    return {run: row for run, row in last_rows(folder).items() if row["what"] == "began"}
+
+
 def failures(folder: Path) -> dict[str, str]:
-    """Runs of a study whose last step failed, and why, from its journal."""
-    last: dict[str, dict[str, Any]] = {row["run"]: row for row in read_rows(folder / JOURNAL)}
-    return {run: f"{row['step']}: {row['reason']}" for run, row in last.items() if row["what"] == "failed"}
+    """Runs of a study whose last step failed, and why."""
+    rows = last_rows(folder)
+    return {run: f"{row['step']}: {row['reason']}" for run, row in rows.items() if row["what"] == "failed"}

@@ -77,7 +77,7 @@ class Launcher(abc.ABC):
     def describe(self) -> str:
         """In a few words, for people."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most are connected to nothing
         """Leave whatever the launcher is connected to; nothing is running any more."""
 
 

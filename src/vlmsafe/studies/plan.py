@@ -119,6 +119,13 @@ class Speeds:
         return total
 
 
+def gpu_share(spec: RunSpec, share: float) -> float:
+    """What a run needs of a GPU, if those that need one get so much: one whose own process holds a large model."""
+    signal = spec.config.signal
+    large = signal.scorer != "none" and parse_scorer(signal.scorer).kind in _SIZES
+    return share if large and signal.device != "cpu" else 0.0
+
+
 def shipped_speeds() -> dict[tuple[str, str], float]:
     """The table in the package."""
     text = (resources.files("vlmsafe.studies") / "speeds.csv").read_text(encoding="utf-8")

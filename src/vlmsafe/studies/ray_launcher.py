@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+# Every actor imports this module, so it imports little.
 from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, MissingDependencyError, RunError
 from vlmsafe.studies.launchers import Command, Handle, Launcher, Lost, start_process, stop_process
 from vlmsafe.training.files import disk_errors, make_directory, process_name
@@ -31,7 +32,7 @@ NAMESPACE = "vlmsafe"
 PATIENCE = 60.0
 _PAUSE = 0.05  # seconds between two looks at a process
 _BEAT = 1.0  # seconds that a look at an actor waits for its command to end
-_QUEUED = 8  # commands that wait for a node at a time: enough for a cluster that grows with demand
+_QUEUED = 2  # commands that wait for a node at a time: one is ready when another ends, and few are ahead of what is due
 _OBJECTS = 256 * 2**20  # bytes of shared memory of a local Ray, through which frames to be scored go
 _MOST_OUTPUT = 2**20  # bytes of a log that are passed on at a time
 _NOT_INHERITED = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE")  # a worker's own, wrong for a driver of its own
@@ -64,8 +65,8 @@ def connect(address: str | None, cores: int | None = None) -> Any:
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"cannot connect to Ray at '{wanted}': {reason}; --address is host:port of a cluster's head, 'auto' for the "
-            "one this machine belongs to, or 'local'"
+            f"cannot connect to Ray at '{wanted}': {reason}; --address is host:port of a cluster's head, 'auto' for "
+            "the cluster of this machine, or 'local'"
         ) from None
     return ray
 
@@ -93,7 +94,8 @@ class RayLauncher(Launcher):
     def launch(self, command: Command) -> Handle | None:
         self._handles = [handle for handle in self._handles if handle.poll() is None]
         waiting = sum(handle.place() is None for handle in self._handles)
-        if waiting >= _QUEUED or (self.jobs is not None and len(self._handles) >= self.jobs):
+        # A cluster that grows with demand doubles at each turn.
+        if waiting >= max(_QUEUED, len(self._nodes())) or (self.jobs is not None and len(self._handles) >= self.jobs):
             return None
         handle = _RayCommand(self._ray, self._created(self._fitting(command)), command, self.patience)
         self._handles.append(handle)
@@ -110,7 +112,7 @@ class RayLauncher(Launcher):
 
     def _fitting(self, command: Command) -> Command:
         """A command that needs more than any machine has gets all of one: refusing it would help nobody."""
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        nodes = self._nodes()
 
         def most(resource: str) -> float:
             return max((node.get(resource, 0.0) for node in nodes), default=0.0)
@@ -124,14 +126,18 @@ class RayLauncher(Launcher):
         )
 
     def describe(self) -> str:
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        cpus, gpus = (sum(node["Resources"].get(name, 0.0) for node in nodes) for name in ("CPU", "GPU"))
+        nodes = self._nodes()
+        cpus, gpus = (sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU"))
         limit = "" if self.jobs is None else f", at most {self.jobs} at a time"
         plural = "" if len(nodes) == 1 else "s"
         return f"Ray at {self.address}: {len(nodes)} node{plural}, {cpus:g} cores, {gpus:g} GPUs{limit}"
 
+    def _nodes(self) -> list[dict[str, float]]:
+        """What each living node has."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
     def has_gpus(self) -> bool:
-        return bool(self._ray.cluster_resources().get("GPU"))
+        return any(node.get("GPU") for node in self._nodes())
 
     def close(self) -> None:
         self._ray.shutdown()
