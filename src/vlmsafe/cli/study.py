@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vlmsafe.studies.execution import Event
     from vlmsafe.studies.launchers import Launcher
     from vlmsafe.studies.progress import CellState
+    from vlmsafe.studies.storage import Store
     from vlmsafe.studies.study import RunSpec, Study
 
 _REDRAW = 2.0  # seconds
@@ -40,11 +41,12 @@ class Chosen:
     """Stand-in for every CLIP and Qwen2-VL, such as embedded or noise, to try a study without their weights."""
     root: Path = Path("runs")
     """Folder of all studies; this one's is in it, under its name."""
-    dir: Path | None = None
-    """The study's own folder, where it has another name or place."""
+    dir: str | None = None
+    """The study's own folder, where it has another name or place; or a URL, such as s3://bucket/mine."""
 
-    def load(self) -> tuple[Study, Path]:
-        """The study, and where its runs are."""
+    def load(self, current: bool = True) -> tuple[Study, Path]:
+        """The study, and where its runs are; of one at a URL, the local copy, brought up to date if so wished."""
+        from vlmsafe.studies.execution import fetch
         from vlmsafe.studies.study_yaml import load_study
 
         study = load_study(self.study)
@@ -52,7 +54,17 @@ class Chosen:
             study = study.varied(self.scale, self.scorer)
         begun = Path(self.study)
         folder = begun if begun.is_dir() else self.root / study.title
-        return study, self.dir or folder
+        if (store := self.store()) is not None:
+            if current:
+                fetch(store, study.expand(folder), folder)
+            return study, folder
+        return study, Path(self.dir) if self.dir else folder
+
+    def store(self) -> Store | None:
+        """Where the study is kept, if that is a URL."""
+        from vlmsafe.studies.storage import Store, is_url
+
+        return Store(self.dir) if self.dir and is_url(self.dir) else None
 
     def command(self, verb: str, folder: Path) -> str:
         """What to type for another verb on the same study."""
@@ -188,7 +200,7 @@ def _run(command: RunCommand) -> None:
     from vlmsafe.studies.plan import Speeds
     from vlmsafe.training.interrupts import stop_on_signals
 
-    study, folder = command.load()
+    study, folder = command.load(current=False)
     specs = study.expand(folder)
     launcher, gpus = _launcher(command)
     if command.launcher != "local":
@@ -204,7 +216,7 @@ def _run(command: RunCommand) -> None:
         with _Screen(lambda: _status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
             outcome = execute(
                 study, folder, launcher,
-                memory=speeds.memory, gpus=gpus, restarts=command.restarts,
+                memory=speeds.memory, gpus=gpus, restarts=command.restarts, store=command.store(),
                 stop=stop, on_event=told, on_turn=screen.redraw,
             )  # fmt: skip
     finally:

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from vlmsafe.config_yaml import to_dict, to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
 from vlmsafe.studies.launchers import Command, Handle, Launcher, Lost
 from vlmsafe.studies.progress import Busy, Step, check_runs, next_step
+from vlmsafe.studies.remote_run import remote_words
 from vlmsafe.studies.reuse import equal_run, finish_copy, take_over
+from vlmsafe.studies.storage import STUDY_TREE, Store
 from vlmsafe.studies.study import RunSpec, Study
 from vlmsafe.studies.study_yaml import STUDY_FILE
 from vlmsafe.training.files import (
@@ -42,6 +44,7 @@ _PAUSE = 0.2  # seconds between two looks at what is running
 _RECHECK = 2.0  # seconds after which runs are looked at again although nothing of ours has ended
 _SAVING = 300.0  # seconds that commands get to save what they have
 _STALE = 120.0  # seconds after which the lock of a process that was lost with its machine is taken to be left behind
+VLMSAFE = (sys.executable, "-m", "vlmsafe.cli")
 _CONFIGS, _LOGS, _ASIDE = "configs", "logs", ".copies"
 
 
@@ -91,6 +94,7 @@ def execute(
     memory: Callable[[RunSpec], int] = lambda spec: 0,
     gpus: Callable[[RunSpec], float] = lambda spec: 0.0,
     restarts: int = RESTARTS,
+    store: Store | None = None,
     stop: StopRequest | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_turn: Callable[[], None] = lambda: None,
@@ -98,12 +102,14 @@ def execute(
     """Bring every run of a study to its end; failures are collected and the rest carried on.
 
     `memory` estimates the bytes of a run and `gpus` its share of a GPU; `restarts` is how often a run is started again
-    whose machine was lost; `on_turn` is called several times a second.
+    whose machine was lost; with a `store` the folder is a copy of what is kept there; `on_turn` is called several times
+    a second.
     """
     if is_locked(folder):
         raise RunError(f"another process is running the study in {folder}; wait for it, or stop it")
     with DirectoryLock(make_directory(folder)):
-        return _Execution(study, folder, launcher, memory, gpus, restarts, stop or StopRequest(), on_event).run(on_turn)
+        needs = (memory, gpus, restarts)
+        return _Execution(study, folder, launcher, *needs, store, stop or StopRequest(), on_event).run(on_turn)
 
 
 class _Execution:
@@ -115,12 +121,15 @@ class _Execution:
         memory: Callable[[RunSpec], int],
         gpus: Callable[[RunSpec], float],
         restarts: int,
+        store: Store | None,
         stop: StopRequest,
         on_event: Callable[[Event], None],
     ) -> None:
         self.study, self.folder, self.launcher, self.memory, self.gpus = study, folder, launcher, memory, gpus
-        self.restarts, self.stop, self.on_event = restarts, stop, on_event
+        self.restarts, self.store, self.stop, self.on_event = restarts, store, stop, on_event
         self.specs = study.expand(folder)
+        if store is not None:
+            fetch(store, self.specs, folder)
         for spec in self.specs:
             finish_copy(spec)
         check_runs(self.specs)
@@ -161,6 +170,8 @@ class _Execution:
                 continue
             self.running.remove(work)
             self.look_again = 0.0
+            if self.store is not None:
+                self.store.tree(work.spec.name).fetch(work.spec.path)
             if isinstance(code, Lost):
                 self._lose(work, code)
             elif code == 0:
@@ -199,6 +210,8 @@ class _Execution:
                 if work.handle.poll() is None:
                     work.handle.stop(now=True)
                 self._note(work.spec, str(work.step), "stopped", node=work.handle.place())
+            if self.store is not None:
+                self.store.store_study(self.folder)
 
     # -- what comes next --
 
@@ -239,6 +252,8 @@ class _Execution:
         if found is None:
             return False
         take_over(found, spec, self.folder / _ASIDE)
+        if self.store is not None:
+            keep(self.store, spec)
         self._note(spec, "train", "copied", str(found.path))
         return True
 
@@ -246,6 +261,10 @@ class _Execution:
         """Launch a step; False where there is no room."""
         log = self.folder / _LOGS / f"{spec.name}.log"
         words = command_words(spec, step, self.folder)
+        if self.store is not None:
+            self.store.store_study(self.folder)  # with the settings of the run
+            places = {str(spec.path): "@run", str(config_path(spec, self.folder)): "@config"}
+            words = remote_words(self.store.url, spec.name, [places.get(word, word) for word in words[len(VLMSAFE) :]])
         begun_at = log.stat().st_size if log.exists() else 0
         needs = (max(1, spec.config.num_envs), self.memory(spec), self.gpus(spec))
         handle = self.launcher.launch(Command(words, log, *needs))
@@ -280,16 +299,35 @@ def write_definition(study: Study, folder: Path) -> None:
         (folder / "claims.yaml").unlink(missing_ok=True)
 
 
+def fetch(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
+    """Bring a study's folder up to what its store keeps; a run that only the folder has is added to the store."""
+    store.fetch_study(folder)
+    for spec in specs:
+        if not store.tree(spec.name).fetch(spec.path) and (spec.path / "config.yaml").exists():
+            keep(store, spec)
+
+
+def keep(store: Store, spec: RunSpec) -> None:
+    """Copy a run that was made here to a store that does not have it."""
+    tree = store.tree(spec.name)
+    tree.claim(STUDY_TREE)
+    tree.store(spec.path, STUDY_TREE)
+
+
+def config_path(spec: RunSpec, folder: Path) -> Path:
+    """The file through which a run gets its settings."""
+    return folder / _CONFIGS / f"{spec.name}.yaml"
+
+
 def command_words(spec: RunSpec, step: Step, folder: Path) -> tuple[str, ...]:
     """A step as a command. A run's settings go through a file, which also shows them to people."""
-    vlmsafe = (sys.executable, "-m", "vlmsafe.cli")
     if step.kind == "train":
-        path = folder / _CONFIGS / f"{spec.name}.yaml"
+        path = config_path(spec, folder)
         make_directory(path.parent)
         write_atomically(path, to_yaml(to_dict(replace(spec.config, run_dir=None))).encode())
-        return (*vlmsafe, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet")
+        return (*VLMSAFE, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet")
     if step.kind == "resume":
-        return (*vlmsafe, "train", "--resume", str(spec.path), "--quiet")
+        return (*VLMSAFE, "train", "--resume", str(spec.path), "--quiet")
     look = step.look
     assert look is not None
     words = [step.kind, str(spec.path), "--protocol", look.protocol, "--episodes", str(look.count)]
@@ -298,7 +336,7 @@ def command_words(spec: RunSpec, step: Step, folder: Path) -> tuple[str, ...]:
         words += ["--every", str(look.every), "--overwrite"]  # an earlier one is of fewer episodes or another epoch
         words += [word for scorer in look.scorers for word in ("--scorer", scorer)]
         words += ["--frames"] if look.frames else []
-    return (*vlmsafe, *words)
+    return (*VLMSAFE, *words)
 
 
 def _reason(code: int, log: Path, begun_at: int) -> str:

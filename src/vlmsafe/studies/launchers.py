@@ -136,9 +136,17 @@ class _Process(Handle):
 
 
 def start_process(
-    words: Sequence[str], output: IO[bytes], environment: Mapping[str, str], folder: Path | None = None
+    words: Sequence[str],
+    output: IO[bytes],
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    *,
+    same_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, which is asked to save and leave when the thread that started it ends."""
+    """A process, mostly in a session of its own, that is asked to save and leave when the thread that started it ends.
+
+    One in our own session is ended with us by whoever ends the session.
+    """
     return subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -146,7 +154,7 @@ def start_process(
         stderr=subprocess.STDOUT,
         env=environment,
         cwd=folder,
-        start_new_session=True,
+        start_new_session=not same_session,
         preexec_fn=_ask_when_parent_dies(),
     )
 
