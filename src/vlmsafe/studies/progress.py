@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from vlmsafe.config import PLACE
 from vlmsafe.config_yaml import flatten, to_dict
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.evaluation.episodes import table_path
@@ -26,7 +27,7 @@ from vlmsafe.training.run import Run
 Kind = Literal["train", "resume", "evaluate", "trace"]
 _NAMED = 3  # differences that an error names
 # Where a run is, how often it is saved, on what and how fast it is computed: a run may have these otherwise.
-_ASIDE = frozenset(
+_ASIDE = PLACE | frozenset(
     ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device")
 )
 

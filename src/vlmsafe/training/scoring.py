@@ -57,6 +57,8 @@ def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int
         batch=signal.batch,
         observation=observation,
         seed=seed,
+        service=signal.service,
+        service_wait=signal.service_wait,
     )
     check_scorer(scorer)
     _check_rule(config, scorer.rules)
@@ -129,6 +131,10 @@ class Scoring(FrameScoring):
 
     def score(self, inputs: NDArray[np.generic]) -> Similarities:
         return score_named(self.scorer, self.config.scorer, inputs)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        super().__exit__(kind, error, tb)
+        self.scorer.close()  # a thread that waits for a service would keep the process
 
     # What the epoch looked like.
 

@@ -200,9 +200,8 @@ def test_a_block_that_cannot_be_scored_fails_alone(engine_of):
     scorer = Slow()
     engine = engine_of(scorer)
     one, other = (engine.open(SPEC, None).key for _ in range(2))
-    unlucky, unclear, fine = engine.submit(one, numbered(*[213] * 20)), engine.submit(one, numbered(214)), engine.submit(
-        other, numbered(2)
-    )  # fmt: skip
+    blocks = ((one, numbered(*[213] * 20)), (one, numbered(214)), (other, numbered(2)))
+    unlucky, unclear, fine = (engine.submit(key, block) for key, block in blocks)
     with pytest.raises(ScorerFailure, match="'python:somewhere:Scorer' raised AssertionError: an unlucky frame"):
         unlucky.result(10.0)
     with pytest.raises(InputError, match="the scorer Slow gave similarities from nan"):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -116,8 +117,13 @@ def make_scorer(
     batch: int = 64,
     observation: int = 0,
     seed: tuple[int, ...] = (0,),
+    service: str = "",
+    service_wait: float = 120.0,
 ) -> Scorer:
-    """Load a scorer. `observation` is the length of the vectors a scorer of observations will see."""
+    """Load a scorer. `observation` is the length of the vectors a scorer of observations will see.
+
+    With the address of a scoring service, a scorer of frames is one that asks it; others stay in this process.
+    """
     from vlmsafe.signals.prompts import PromptSet
 
     name = parse_scorer(name) if isinstance(name, str) else name
@@ -127,6 +133,14 @@ def make_scorer(
         prompts = PromptSet(("positive",), ("negative",))  # for the columns of one that compares with no text
     if compile and name.is_model and name.kind != "clip":
         raise InputError(f"compile is for the scorer 'clip'; drop it for '{name.kind}'")
+    if service:
+        from vlmsafe.signals.service.client import connect
+        from vlmsafe.signals.service.spec import SHARED, ModelSpec, NotShared
+
+        if name.kind in SHARED:
+            with suppress(NotShared):  # one of the user's own that looks at something else
+                spec = ModelSpec(str(name.absolute), device, precision, compile, batch)
+                return connect(service, spec, prompts, service_wait)
     if name.kind == "embedded":
         from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 

@@ -77,6 +77,9 @@ class Scorer(abc.ABC):
         """What the user should be told once, before anything of the environment `env`, if it has a name, is scored."""
         return []
 
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of what it holds elsewhere, and of a thread that waits for it; scoring again takes hold again."""
+
     def state(self) -> dict[str, NDArray[Any]]:
         """Whatever scoring changes, as named arrays; empty for a scorer that does not learn."""
         return {}

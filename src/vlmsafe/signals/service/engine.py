@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from vlmsafe.errors import InputError, VlmsafeError
+from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import Precision, make_scorer, parse_scorer
+from vlmsafe.signals.scorers import make_scorer, parse_scorer
 from vlmsafe.signals.scorers.api import (
     Inputs,
     Scorer,
@@ -36,23 +36,11 @@ from vlmsafe.signals.scorers.api import (
     failure_of,
 )
 from vlmsafe.signals.scorers.device import find_device
+from vlmsafe.signals.service.spec import SHARED, ModelSpec, NotShared, ServiceStopped
 
-SHARED = ("embedded", "clip", "qwen2-vl", "python")
-"""Kinds of scorers that may look at frames; the others stay with the run."""
+__all__ = ["Engine", "ModelSpec", "NotShared", "Opened", "ServiceStopped"]
 
 Make = Callable[["ModelSpec", PromptSet | None], Scorer]
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """A model as a run asks for it. Two runs that ask for equal ones share it."""
-
-    scorer: str
-    """As parsed and made absolute, such as clip:openai/clip-vit-base-patch32."""
-    device: str = "auto"
-    precision: Precision = "float32"
-    compile: bool = False
-    batch: int = 64
 
 
 @dataclass(frozen=True)
@@ -61,14 +49,6 @@ class Opened:
 
     key: int
     scorer: Scorer
-
-
-class ServiceStopped(VlmsafeError):
-    """The service takes no more work; another one may take its place."""
-
-
-class NotShared(InputError):
-    """A scorer that does not look at frames: it stays in the run's own process."""
 
 
 def make_model(spec: ModelSpec, prompts: PromptSet | None) -> Scorer:
