@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from vlmsafe.studies.execution import Event
     from vlmsafe.studies.launchers import Launcher
     from vlmsafe.studies.progress import CellState
+    from vlmsafe.studies.shared_scorer import SharedScorer
     from vlmsafe.studies.storage import Store
     from vlmsafe.studies.study import RunSpec, Study
 
@@ -97,6 +99,8 @@ class RunCommand(Chosen):
     """ray: share of a GPU for each run that scores with CLIP or Qwen2-VL itself; by default 1 if there are GPUs."""
     restarts: int = 10
     """How often a run is started again, from its last checkpoint, whose node was lost."""
+    share_scorer: bool = False
+    """Start one scoring service for all runs, instead of a model in each; with ray, one on every GPU."""
 
 
 @dataclass(frozen=True)
@@ -212,14 +216,25 @@ def _run(command: RunCommand) -> None:
         line = f"{time.strftime('%H:%M:%S')} {event}"
         out.print(line, markup=False, soft_wrap=True, style="red" if event.what == "failed" else "")
 
+    service = None
     try:
+        service = _shared_scorer(command, study, folder, launcher)
+
+        def on_turn() -> None:
+            screen.redraw()
+            if service is not None:
+                service.look()
+
         with _Screen(lambda: _status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
             outcome = execute(
                 study, folder, launcher,
-                memory=speeds.memory, gpus=gpus, restarts=command.restarts, store=command.store(),
-                stop=stop, on_event=told, on_turn=screen.redraw,
+                memory=partial(speeds.memory, shared=command.share_scorer), gpus=gpus, restarts=command.restarts,
+                store=command.store(), service="" if service is None else service.address,
+                stop=stop, on_event=told, on_turn=on_turn,
             )  # fmt: skip
     finally:
+        if service is not None:
+            service.close()
         launcher.close()
     if outcome.failed:
         for name, reason in outcome.failed.items():
@@ -250,8 +265,22 @@ def _launcher(command: RunCommand) -> tuple[Launcher, Callable[[RunSpec], float]
     if command.memory is not None:
         raise InputError("--memory is for --launcher local; the nodes of a Ray cluster know their own")
     launcher = RayLauncher(command.address, cores=command.cores, jobs=command.jobs)
-    share = command.gpus if command.gpus is not None else float(launcher.has_gpus())
+    share = command.gpus if command.gpus is not None else float(launcher.has_gpus() and not command.share_scorer)
     return launcher, lambda spec: gpu_share(spec, share)
+
+
+def _shared_scorer(command: RunCommand, study: Study, folder: Path, launcher: Launcher) -> SharedScorer | None:
+    """The scoring service of a study, if it is to have one."""
+    if not command.share_scorer:
+        return None
+    from vlmsafe.studies.ray_launcher import RayLauncher
+    from vlmsafe.studies.shared_scorer import LocalScorer, service_name
+
+    if not isinstance(launcher, RayLauncher):
+        return LocalScorer(study.title, folder / "logs" / "scorer.log")
+    from vlmsafe.studies.ray_service import RayService
+
+    return RayService(service_name(study.title), anywhere=not launcher.alone)
 
 
 def _status(command: StatusCommand) -> None:

@@ -24,6 +24,7 @@ from vlmsafe.studies.launchers import Command, Handle, Launcher, Lost
 from vlmsafe.studies.progress import Busy, Step, check_runs, next_step
 from vlmsafe.studies.remote_run import remote_words
 from vlmsafe.studies.reuse import equal_run, finish_copy, take_over
+from vlmsafe.studies.shared_scorer import shares
 from vlmsafe.studies.storage import STUDY_TREE, Store
 from vlmsafe.studies.study import RunSpec, Study
 from vlmsafe.studies.study_yaml import STUDY_FILE
@@ -95,6 +96,7 @@ def execute(
     gpus: Callable[[RunSpec], float] = lambda spec: 0.0,
     restarts: int = RESTARTS,
     store: Store | None = None,
+    service: str = "",
     stop: StopRequest | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_turn: Callable[[], None] = lambda: None,
@@ -102,14 +104,14 @@ def execute(
     """Bring every run of a study to its end; failures are collected and the rest carried on.
 
     `memory` estimates the bytes of a run and `gpus` its share of a GPU; `restarts` is how often a run is started again
-    whose machine was lost; with a `store` the folder is a copy of what is kept there; `on_turn` is called several times
-    a second.
+    whose machine was lost; with a `store` the folder is a copy of what is kept there; `service` is the address of a
+    scoring service that the runs share; `on_turn` is called several times a second.
     """
     if is_locked(folder):
         raise RunError(f"another process is running the study in {folder}; wait for it, or stop it")
     with DirectoryLock(make_directory(folder)):
         needs = (memory, gpus, restarts)
-        return _Execution(study, folder, launcher, *needs, store, stop or StopRequest(), on_event).run(on_turn)
+        return _Execution(study, folder, launcher, *needs, store, service, stop or StopRequest(), on_event).run(on_turn)
 
 
 class _Execution:
@@ -122,11 +124,12 @@ class _Execution:
         gpus: Callable[[RunSpec], float],
         restarts: int,
         store: Store | None,
+        service: str,
         stop: StopRequest,
         on_event: Callable[[Event], None],
     ) -> None:
         self.study, self.folder, self.launcher, self.memory, self.gpus = study, folder, launcher, memory, gpus
-        self.restarts, self.store, self.stop, self.on_event = restarts, store, stop, on_event
+        self.restarts, self.store, self.service, self.stop, self.on_event = restarts, store, service, stop, on_event
         self.specs = study.expand(folder)
         if store is not None:
             fetch(store, self.specs, folder)
@@ -260,7 +263,7 @@ class _Execution:
     def _start(self, spec: RunSpec, step: Step) -> bool:
         """Launch a step; False where there is no room."""
         log = self.folder / _LOGS / f"{spec.name}.log"
-        words = command_words(spec, step, self.folder)
+        words = command_words(spec, step, self.folder, self.service)
         if self.store is not None:
             self.store.store_study(self.folder)  # with the settings of the run
             places = {str(spec.path): "@run", str(config_path(spec, self.folder)): "@config"}
@@ -319,15 +322,20 @@ def config_path(spec: RunSpec, folder: Path) -> Path:
     return folder / _CONFIGS / f"{spec.name}.yaml"
 
 
-def command_words(spec: RunSpec, step: Step, folder: Path) -> tuple[str, ...]:
-    """A step as a command. A run's settings go through a file, which also shows them to people."""
+def command_words(spec: RunSpec, step: Step, folder: Path, service: str = "") -> tuple[str, ...]:
+    """A step as a command. A run's settings go through a file, which also shows them to people.
+
+    Where the scorer is, is no setting of the run; a run that had a service before and has none now is told so.
+    """
+    given = spec.config.signal.service
+    asking = ("--signal.service", service or given) if shares(spec.config.signal.scorer) else ()
     if step.kind == "train":
         path = config_path(spec, folder)
         make_directory(path.parent)
         write_atomically(path, to_yaml(to_dict(replace(spec.config, run_dir=None))).encode())
-        return (*VLMSAFE, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet")
+        return (*VLMSAFE, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet", *asking)
     if step.kind == "resume":
-        return (*VLMSAFE, "train", "--resume", str(spec.path), "--quiet")
+        return (*VLMSAFE, "train", "--resume", str(spec.path), "--quiet", *asking)
     look = step.look
     assert look is not None
     words = [step.kind, str(spec.path), "--protocol", look.protocol, "--episodes", str(look.count)]
@@ -336,6 +344,7 @@ def command_words(spec: RunSpec, step: Step, folder: Path) -> tuple[str, ...]:
         words += ["--every", str(look.every), "--overwrite"]  # an earlier one is of fewer episodes or another epoch
         words += [word for scorer in look.scorers for word in ("--scorer", scorer)]
         words += ["--frames"] if look.frames else []
+        words += ["--service", service] if service else []
     return (*VLMSAFE, *words)
 
 

@@ -20,6 +20,7 @@ from vlmsafe.envs import env_spec
 from vlmsafe.errors import VlmsafeError
 from vlmsafe.signals.scorers import parse_scorer
 from vlmsafe.studies.progress import glance
+from vlmsafe.studies.shared_scorer import shares
 from vlmsafe.studies.study import Look, RunSpec
 from vlmsafe.training.run import Run
 
@@ -84,10 +85,12 @@ class Speeds:
         length = env_spec(spec.env).horizon or _HORIZON
         return look.count * (length * (step + looked) + (self._env(spec.env, "start") or 0.0))
 
-    def memory(self, spec: RunSpec) -> int:
-        """Bytes of a run: the main process, its workers, and the model."""
+    def memory(self, spec: RunSpec, *, shared: bool = False) -> int:
+        """Bytes of a run: the main process, its workers, and the model, unless that is shared."""
         config = spec.config
-        worker, model = self._env(config.env, "memory"), self._scorer(config.signal.scorer, "memory")
+        elsewhere = shared and shares(config.signal.scorer)
+        worker = self._env(config.env, "memory")
+        model = 0.0 if elsewhere else self._scorer(config.signal.scorer, "memory")
         main = self.parts.get(("main", "memory"))
         if worker is None or model is None or main is None:
             return _GUESS

@@ -51,10 +51,14 @@ def import_ray() -> Any:
         raise MissingDependencyError('Ray is not installed; get it with: pip install "vlmsafe[ray]"') from None
 
 
+def chosen_address(address: str | None) -> str:
+    """Where to find Ray: what the user says, what the machine says, or nowhere yet."""
+    return address or os.environ.get("RAY_ADDRESS") or "local"
+
+
 def connect(address: str | None, cores: int | None = None) -> Any:
     """Ray, connected to a cluster, or to one started here for as long as this process lives."""
-    ray = import_ray()
-    wanted = address or os.environ.get("RAY_ADDRESS") or "local"
+    ray, wanted = import_ray(), chosen_address(address)
     if cores is not None and wanted != "local":
         raise InputError(f"--cores is for a Ray that is started here; that of {wanted} knows its own")
     options = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
@@ -86,6 +90,8 @@ class RayLauncher(Launcher):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be greater than 0")
         self.jobs, self.patience = jobs, patience
+        self.alone = chosen_address(address) == "local"
+        """Whether Ray is started here, and no other machine can join it."""
         self._ray = connect(address, cores)
         self.address: str = self._ray.get_runtime_context().gcs_address
         self._actor = self._ray.remote(max_restarts=0, max_concurrency=3)(_Keeper)  # a run, a look and a stop
