@@ -97,6 +97,8 @@ class RunCommand(Chosen):
     """ray: host:port of the cluster's head, auto for the cluster of this machine, local (default) to start one here."""
     gpus: float | None = None
     """ray: share of a GPU for each run that scores with CLIP or Qwen2-VL itself; by default 1 if there are GPUs."""
+    patience: float = 60.0
+    """ray: seconds out of reach after which a node counts as lost; by then its runs have ended themselves."""
     restarts: int = 10
     """How often a run is started again, from its last checkpoint, whose node was lost."""
     share_scorer: bool = False
@@ -264,7 +266,7 @@ def _launcher(command: RunCommand) -> tuple[Launcher, Callable[[RunSpec], float]
 
     if command.memory is not None:
         raise InputError("--memory is for --launcher local; the nodes of a Ray cluster know their own")
-    launcher = RayLauncher(command.address, cores=command.cores, jobs=command.jobs)
+    launcher = RayLauncher(command.address, cores=command.cores, jobs=command.jobs, patience=command.patience)
     share = command.gpus if command.gpus is not None else float(launcher.has_gpus() and not command.share_scorer)
     return launcher, lambda spec: gpu_share(spec, share)
 

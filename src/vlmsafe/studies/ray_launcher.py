@@ -30,6 +30,7 @@ from vlmsafe.training.files import disk_errors, make_directory, process_name
 
 NAMESPACE = "vlmsafe"
 PATIENCE = 60.0
+_LEAST_PATIENCE = 3.0  # seconds; a busy study does not look more often
 _PAUSE = 0.05  # seconds between two looks at a process
 _BEAT = 1.0  # seconds that a look at an actor waits for its command to end
 _QUEUED = 2  # commands that wait for a node at a time: one is ready when another ends, and few are ahead of what is due
@@ -89,6 +90,8 @@ class RayLauncher(Launcher):
         for name, value in (("cores", cores), ("jobs", jobs)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be greater than 0")
+        if patience < _LEAST_PATIENCE:
+            raise InputError(f"patience is {patience:g} s; it must be at least {_LEAST_PATIENCE:g}")
         self.jobs, self.patience = jobs, patience
         self.alone = chosen_address(address) == "local"
         """Whether Ray is started here, and no other machine can join it."""

@@ -49,6 +49,8 @@ class ServiceActor:
     """Hosts a server; an actor of Ray."""
 
     def __init__(self, socket: str, anywhere: bool) -> None:
+        # Before PyTorch is loaded: threads that wait actively take the cores from the runs that they wait for.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from vlmsafe.signals.service.engine import Engine
         from vlmsafe.signals.service.server import Server, listen
 
