@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from small_models import save_small_clip
 
 from vlmsafe import resume, train
@@ -38,6 +39,15 @@ SETTINGS = {
 SIGNAL = {"device": "cpu", "every": 2, "batch": 16, "calibration": {"frames": 40}}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Models this small lose time where threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -52,7 +62,7 @@ class Service:
 
     def __init__(self, path: Path) -> None:
         self.address = f"unix:{path}"
-        self._command = [sys.executable, "-m", "vlmsafe.cli", "serve", "--socket", str(path)]
+        self._command = [sys.executable, "-m", "vlmsafe.cli", "serve", "--socket", str(path), "--threads", "1"]
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
