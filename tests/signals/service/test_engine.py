@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from small_embedded import save_small_embedded
 from small_models import PROMPTS, save_small_clip
 
@@ -297,3 +298,28 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+# On a GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize(
+    ("kind", "precision", "compile"),
+    [("clip", "float32", 0), ("clip", "bfloat16", 0), ("clip", "bfloat16", 1), ("embedded", "float32", 0)],
+)  # fmt: skip
+def test_clients_that_share_batches_on_a_gpu_get_what_private_scorers_give(models, kind, precision, compile):
+    settings = {"device": "cuda", "precision": precision, "compile": bool(compile), "batch": 16}
+    engine = Engine(fill_seconds=0.1)
+    spec = ModelSpec(models[kind], **settings)
+    clients = []
+    for number, prompts in enumerate((ONE, OTHER, ONE, OTHER)):
+        opened = engine.open(spec, prompts)
+        block = np.concatenate([frames(3 + 2 * number, number)] * opened.scorer.frames, -1)
+        clients.append((prompts, opened.key, block))
+    for _ in range(3):
+        futures = [engine.submit(key, block) for _, key, block in clients]
+        found = [future.result(300.0) for future in futures]
+    for (prompts, _, block), rows in zip(clients, found, strict=True):
+        np.testing.assert_array_equal(rows, make_scorer(models[kind], prompts, **settings).score(block))
+    engine.stop()

@@ -423,3 +423,11 @@ def test_code_of_clients_runs_only_where_that_is_allowed(local):
 def test_addresses_that_are_none_are_refused(wrong):
     with pytest.raises(InputError, match="is no address of a scoring service"):
         parse_address(wrong)
+
+
+def test_a_client_needs_no_torch_and_a_service_no_simulator():
+    """A run on a small machine asks one on a machine that has a GPU and little else."""
+    absent = ("gymnasium", "polars", "msgspec", "tyro", "rich", "threadpoolctl", "metadrive", "torchvision")
+    for module, without in (("client", ("torch", "transformers", *absent)), ("server", ("transformers", *absent))):
+        code = f"import sys; sys.modules.update(dict.fromkeys({without})); import vlmsafe.signals.service.{module}"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
