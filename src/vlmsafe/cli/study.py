@@ -77,6 +77,10 @@ class Chosen:
 class PlanCommand(Chosen):
     """Print runs, steps, estimated hours and memory of a study, before anything starts."""
 
+    study: tyro.conf.Positional[str] = ""
+    """A shipped study's name, a YAML file, or the folder of a study that was begun."""
+    all: bool = False
+    """Instead: GPU-hours of all the paper's runs, with a GPU in every run and with one scoring service for all."""
     cores: int | None = None
     """Cores to plan with; by default all."""
 
@@ -183,6 +187,11 @@ def _plan(command: PlanCommand) -> None:
     from vlmsafe.studies.launchers import LocalLauncher
     from vlmsafe.studies.plan import plan
 
+    if bool(command.study) == command.all:
+        raise InputError("name a study, or say --all for the GPU-hours of all the paper's runs")
+    if command.all:
+        _plan_gpus()
+        return
     study, folder = command.load()
     launcher = LocalLauncher(cores=command.cores)
     found = plan(study.expand(folder), folder.parent, launcher.cores, launcher.memory)
@@ -199,6 +208,36 @@ def _plan(command: PlanCommand) -> None:
     )
     for note in found.notes:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def _plan_gpus() -> None:
+    from vlmsafe.studies.gpu_plan import gpu_plan, notes
+    from vlmsafe.studies.study_yaml import load_study, shipped_studies
+
+    studies = [study for study in map(load_study, shipped_studies()) if study.paper]
+    rows = gpu_plan(sorted(studies, key=lambda study: -len(study.paper)))  # the main ones first
+    rows = [row for row in rows if row.runs]
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("study", no_wrap=True)
+    for heading in ("runs", "M frames", "core-h", "GPU per run", "..., batched", "shared, float32", "shared, bfloat16"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        figures = (row.core_hours, row.per_run, row.per_run_batched, row.shared_float32, row.shared_bfloat16)
+        table.add_row(row.study, _of(row.known, row.runs), f"{row.frames / 1e6:.1f}", *map(_hours, figures))
+    columns = zip(
+        *((r.core_hours, r.per_run, r.per_run_batched, r.shared_float32, r.shared_bfloat16) for r in rows), strict=True
+    )
+    runs, known, frames = (sum(getattr(row, name) for row in rows) for name in ("runs", "known", "frames"))
+    table.add_section()
+    table.add_row("all", _of(known, runs), f"{frames / 1e6:.1f}", *(_hours(sum(column)) for column in columns))
+    out.print("GPU-hours of training, for all runs of the paper; a run of several studies is counted with the first")
+    out.print(table)
+    for note in notes(rows):
+        out.print(f"- {note}", markup=False, soft_wrap=True)
+
+
+def _of(part: int, whole: int) -> str:
+    return str(whole) if part == whole else f"{part} of {whole}"
 
 
 def _run(command: RunCommand) -> None:

@@ -74,6 +74,18 @@ class Speeds:
         # The critics are fitted in every pass; stopping early by the divergence would only make it shorter.
         return config.total_steps * (step + looked + config.learner.update_iters * passed) + begin, _FROM_TABLE
 
+    def without_model(self, config: TrainConfig) -> float | None:
+        """Seconds of one core for a whole run whose model is elsewhere, from the table alone; None: not measured."""
+        step, passed = self._env(config.env, "step"), self.parts.get((config.learner.algorithm, "pass"))
+        scorer, frame = config.signal.scorer, self._env(config.env, "frame")
+        large = scorer != "none" and parse_scorer(scorer).kind in _SIZES
+        looked = frame if large else self._looking(config.env, [scorer], 1)
+        if step is None or passed is None or looked is None:
+            return None
+        starts = config.epochs * config.num_envs if config.spec.fresh_process else config.num_envs
+        per_step = step + looked / config.signal.every + config.learner.update_iters * passed
+        return config.total_steps * per_step + starts * (self._env(config.env, "start") or 0.0)
+
     def looking(self, spec: RunSpec, look: Look, *, trace: bool) -> float | None:
         """Seconds of one core for an evaluation or a trace of a run, episodes taken to be as long as they can be."""
         step = self._env(spec.env, "step")

@@ -27,7 +27,7 @@ from vlmsafe.training.run import Run
 Kind = Literal["train", "resume", "evaluate", "trace"]
 _NAMED = 3  # differences that an error names
 # Where a run is, how often it is saved, on what and how fast it is computed: a run may have these otherwise.
-_ASIDE = PLACE | frozenset(
+ASIDE = PLACE | frozenset(
     ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device")
 )
 
@@ -114,7 +114,7 @@ def differences(run: Run, spec: RunSpec) -> list[str]:
     found = [
         f"{name} is {there.get(name)} there and {wanted[name]} in the study"
         for name in wanted
-        if name not in _ASIDE and there.get(name) != wanted[name]
+        if name not in ASIDE and there.get(name) != wanted[name]
     ]
     if not found and spec.config.signal.prompts and run.prompts() != load_prompts(spec.config.signal.prompts):
         found.append(f"its prompts are not those that '{spec.config.signal.prompts}' holds now")

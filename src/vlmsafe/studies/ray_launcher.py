@@ -71,7 +71,8 @@ def connect(address: str | None, cores: int | None = None) -> Any:
         reason = str(error).strip().splitlines()[0]
         raise InputError(
             f"cannot connect to Ray at '{wanted}': {reason}; --address is host:port of a cluster's head, 'auto' for "
-            "the cluster of this machine, or 'local'"
+            "the cluster of this machine, or 'local'. A cluster with a token wants RAY_AUTH_MODE=token and the token "
+            "here too (docs/cluster.md)"
         ) from None
     return ray
 
