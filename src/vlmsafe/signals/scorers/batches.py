@@ -84,7 +84,7 @@ class Pipeline:
         found = _rows(embed(stage.frames), parts)
         stage.computed.record(computing)
         rows = [torch.empty(part.shape, pin_memory=True).copy_(part, non_blocking=True) for part in found]
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # spinning would take a core
         done.record(computing)
 
         def finish() -> list[Similarities]:
