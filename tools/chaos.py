@@ -111,9 +111,9 @@ class Chaos:
             assert self.process is not None
             time.sleep(0.1)
             now = time.monotonic()
-            while self.returning and now > self.returning[0]:
+            if self.returning and now > self.returning[0]:
                 self.returning.pop(0)
-                self.nodes.append(self.cluster.add_node(**NODE))
+                self.bring_back_node()
             code = self.process.poll()
             if code == 0 and now > until:
                 return
@@ -126,6 +126,13 @@ class Chaos:
             if due < now < until:
                 self.kill(self.random.choice(TARGETS))
                 due = now + self._pause()
+
+    def bring_back_node(self) -> None:
+        try:
+            self.nodes.append(self.cluster.add_node(**NODE))
+        except Exception as error:  # Ray's own kind: a busy machine takes longer than it allows a node to start
+            print(f"{_clock()} a node did not come back, and is tried again: {error}", flush=True)
+            self.returning.append(time.monotonic() + 10.0)
 
     def _pause(self) -> float:
         return self.random.uniform(0.2, 1.8) * self.options.pause
