@@ -9,9 +9,11 @@ parts of several runs may share one.
 from __future__ import annotations
 
 import functools
+import mmap
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor
 from vlmsafe.signals.scorers.api import Similarities
 
 T = TypeVar("T")
+_READ_ONLY = 8  # of cudaHostRegister: memory that is mapped for reading alone
 Frames = NDArray[np.uint8]
 Part = tuple[Frames, Tensor]
 """Frames, and the embeddings [D, P] of the prompts they are to be compared with."""
@@ -64,20 +67,25 @@ class Pipeline:
         self._number = 0
 
     def begin(self, embed: Embed, parts: Sequence[Part]) -> Callable[[], list[Similarities]]:
-        """Start on one batch; when this returns, the frames have been copied. At most one more may begin before the
-        results of the first are asked for."""
+        """Start on one batch, whose frames must stay as they are until its results have been asked for.
+
+        At most one more may begin before that.
+        """
         stage = self._stages[self._number % 2]
         self._number += 1
         computing = torch.cuda.current_stream(self._device)
         stage.copied.synchronize()  # its pinned buffer is free again
-        count = 0
-        for frames, _ in parts:
-            stage.pinned[count : count + len(frames)].copy_(_tensor(frames))
-            count += len(frames)
+        start = 0
         with torch.cuda.stream(self._copying):
             self._copying.wait_event(stage.computed)
-            # Whatever lies behind them is of an earlier batch, and as good as zeros.
-            stage.frames[:count].copy_(stage.pinned[:count], non_blocking=True)
+            # Whatever lies behind the last frame is of an earlier batch, and as good as zeros.
+            for frames, _ in parts:
+                place = slice(start, start + len(frames))
+                source = _tensor(frames)
+                if not source.is_pinned():  # the GPU cannot read it by itself
+                    source = stage.pinned[place].copy_(source)
+                stage.frames[place].copy_(source, non_blocking=True)
+                start += len(frames)
             stage.copied.record(self._copying)
         computing.wait_event(stage.copied)
         # The next run of a recorded program overwrites its output; by then the products have been computed.
@@ -102,6 +110,22 @@ class _Stage:
         self.frames = torch.zeros(shape, dtype=torch.uint8, device=device)
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+
+def pin(memory: mmap.mmap) -> bool:
+    """Let the GPU read memory by itself, for as long as anybody refers to it; False where that cannot be.
+
+    Otherwise the one thread that feeds the model first copies everybody's frames to a pinned buffer, and the GPU waits
+    for it most of the time.
+    """
+    if not torch.cuda.is_available():
+        return False
+    runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    if int(runtime.cudaHostRegister(address, len(memory), _READ_ONLY)) != 0:
+        return False
+    weakref.finalize(memory, runtime.cudaHostUnregister, address)
+    return True
 
 
 def _rows(embeddings: Tensor, parts: Sequence[Part]) -> list[Tensor]:

@@ -228,7 +228,7 @@ class _Connection:
         layout, through_memory = read_attach(message.body)
         if through_memory != (message.fd is not None):
             raise Malformed("frames in memory come with its descriptor, others without one")
-        self._memory = None if message.fd is None else _mapped(message.fd, layout)
+        self._memory = None if message.fd is None else _mapped(message.fd, layout, self._scorer)
         self._layout = layout
         self._channel.body_limit = max(self._channel.body_limit, 0 if through_memory else frames_limit(layout))
         self._answer(message.number, Kind.ATTACHED, {})
@@ -292,7 +292,7 @@ class _Connection:
             self._channel.socket.shutdown(socket.SHUT_RDWR)
 
 
-def _mapped(fd: int, layout: Layout) -> NDArray[np.uint8]:
+def _mapped(fd: int, layout: Layout, scorer: Scorer) -> NDArray[np.uint8]:
     """A client's memory as [slots, block, height, width, channels], to be read only."""
     try:
         seals = fcntl.fcntl(fd, F_GET_SEALS)
@@ -303,6 +303,10 @@ def _mapped(fd: int, layout: Layout) -> NDArray[np.uint8]:
     if os.fstat(fd).st_size != layout.size:
         raise Malformed(f"the memory has {os.fstat(fd).st_size} bytes, and the frames need {layout.size}")
     memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED, mmap.PROT_READ)
+    if str(scorer.describe().get("device", "")).startswith("cuda"):
+        from vlmsafe.signals.scorers.batches import pin  # here: torch is loaded with the first model
+
+        pin(memory)  # where it cannot be, frames are copied once more
     return np.frombuffer(memory, np.uint8).reshape(layout.slots, layout.block, *layout.shape)
 
 
