@@ -176,6 +176,8 @@ class _Look:
     """Whether there is more of it."""
     node: str
     process: str
+    given_up: bool
+    """Whether it was ended because nobody looked for too long."""
 
 
 class _Keeper:
@@ -188,6 +190,7 @@ class _Keeper:
         self._looked = time.monotonic()
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
+        self._given_up = False
         self._began, self._ended = threading.Event(), threading.Event()
         # A local file, which is passed on piece by piece: a node need not see the study's folder to print.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the actor
@@ -203,6 +206,7 @@ class _Keeper:
         self._began.set()
         while (code := process.poll()) is None:
             if time.monotonic() > self._looked + self._patience:
+                self._given_up = True
                 stop_process(process, now=True)
             time.sleep(_PAUSE)
         self._code = code
@@ -217,7 +221,7 @@ class _Keeper:
         output = os.pread(self._output.fileno(), _MOST_OUTPUT, offset)
         rest = os.fstat(self._output.fileno()).st_size > offset + len(output)
         assert self._process is not None
-        return _Look(code, output, rest, self._node, process_name(self._process.pid))
+        return _Look(code, output, rest, self._node, process_name(self._process.pid), self._given_up)
 
     def stop(self, now: bool) -> None:
         self._began.wait()
@@ -281,6 +285,8 @@ class _RayCommand(Handle):
         self._print(found.output)
         if found.code is None or found.rest:
             self._look()
+        elif found.given_up:  # the study, not the command, was slow or cut off
+            self._end(Lost(f"{found.node} heard nothing for {self._patience:g} s", found.process))
         else:
             self._end(found.code)
 
