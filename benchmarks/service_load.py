@@ -83,7 +83,11 @@ def service(environment: dict[str, str] | None = None) -> Iterator[tuple[str, su
             yield address, process
         finally:
             process.terminate()
-            process.wait(60.0)
+            try:
+                process.wait(60.0)
+            except subprocess.TimeoutExpired:
+                print("the service did not stop when asked to", file=sys.stderr)
+                process.kill()
 
 
 class Clients:
