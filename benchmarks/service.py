@@ -3,11 +3,12 @@
     python benchmarks/service.py [--runs 8] [--blocks 2] [--block 64] [--rounds 2] [--precision bfloat16] [--json FILE]
 
 Every simulated run is a process that has imported torch, as a run has, and scores blocks of frames of 256 x 256 with
-CLIP ViT-B/32 on the CPU (random weights, made on the spot). Privately each holds the model; shared, one service does. Either way every process that holds a model may use all cores. Memory is the proportional set size of the
-kernel (PSS: pages that processes share are counted once in all): for private runs what a process has after scoring
-beyond what it had before its scorer was made, added up; for the service all of its process, torch included, and what
-the runs that ask it have beyond what they had before. The two sides take turns, and medians are given. Ends with 1
-where memory falls by less than four times, or throughput falls.
+CLIP ViT-B/32 on the CPU (random weights, made on the spot). Privately each holds the model; shared, one service does.
+Either way every process that holds a model may use all cores. Memory is the proportional set size of the kernel (PSS:
+pages that processes share are counted once in all): for private runs what a process has after scoring beyond what it
+had before its scorer was made, added up; for the service all of its process, torch included, and what the runs that ask
+it have beyond what they had before. The two sides take turns, and medians are given. Ends with 1 where memory falls by
+less than four times, or throughput falls.
 
 In float32 the libraries map the file of weights as it is, so that private scorers share its pages and gain less by a
 service; bfloat16 is converted, and each then has its own. Rates need a machine with nothing else to do: beside other
@@ -172,7 +173,8 @@ def main() -> None:
     memory = private["scorer_memory"] / shared["scorer_memory"]
     speed = shared["frames_per_second"] / private["frames_per_second"]
     print(
-        f"{options.runs} runs, {options.blocks} blocks of {options.block} frames each, {options.precision}, {os.cpu_count()} cores"
+        f"{options.runs} runs, {options.blocks} blocks of {options.block} frames each, {options.precision}, "
+        f"{os.cpu_count()} cores"
     )
     for side, found in medians.items():
         print(
