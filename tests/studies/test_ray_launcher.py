@@ -41,9 +41,20 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 SLEEP = (sys.executable, "-c", "import time; print('began', flush=True); time.sleep(60)")
 
 
+def patiently(start, tries: int = 3):
+    """Ray gives a node half a minute to start, which on a busy machine may be too little."""
+    while True:
+        tries -= 1
+        try:
+            return start()
+        except Exception:
+            if not tries:
+                raise
+
+
 @pytest.fixture
 def cluster():
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+    made = patiently(lambda: Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False}))
     yield made
     ray.shutdown()
     made.shutdown()
@@ -53,7 +64,7 @@ def test_a_study_that_loses_one_of_two_nodes_half_way_equals_one_that_was_left_a
     study = parse_study(STUDY, "speeding.yaml")
     whole, disturbed = tmp_path / "whole" / "speeding", tmp_path / "runs" / "speeding"
     assert len(execute(study, whole, InProcess()).done) == 8
-    second = cluster.add_node(**NODE)
+    second = patiently(lambda: cluster.add_node(**NODE))
     specs, killed = study.expand(disturbed), []
 
     def kill_half_way() -> None:

@@ -31,6 +31,7 @@ from vlmsafe.training.files import disk_errors, make_directory, process_name
 NAMESPACE = "vlmsafe"
 PATIENCE = 60.0
 _LEAST_PATIENCE = 3.0  # seconds; a busy study does not look more often
+_STARTS = 3  # a busy machine may not start Ray within the half minute that Ray allows
 _PAUSE = 0.05  # seconds between two looks at a process
 _BEAT = 1.0  # seconds that a look at an actor waits for its command to end
 _QUEUED = 2  # commands that wait for a node at a time: one is ready when another ends, and few are ahead of what is due
@@ -65,15 +66,25 @@ def connect(address: str | None, cores: int | None = None) -> Any:
     options = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if wanted == "local":
         options |= {"include_dashboard": False, "num_cpus": cores, "object_store_memory": _OBJECTS}
-    try:
-        ray.init(address=wanted, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"cannot connect to Ray at '{wanted}': {reason}; --address is host:port of a cluster's head, 'auto' for "
-            "the cluster of this machine, or 'local'. A cluster with a token wants RAY_AUTH_MODE=token and the token "
-            "here too (docs/cluster.md)"
-        ) from None
+    if ray.is_initialized():
+        raise RunError("this process is connected to a Ray already; close that launcher first")
+    left = _STARTS if wanted == "local" else 1
+    while not ray.is_initialized():
+        left -= 1
+        try:
+            ray.init(address=wanted, **options)
+        except Exception as error:  # some of Ray's own are of no narrower kind, such as that of a slow start
+            ray.shutdown()
+            if left:
+                continue
+            reason = _first_line(error)
+            if wanted == "local":
+                raise RunError(f"Ray could not be started on this machine: {reason}") from error
+            raise InputError(
+                f"cannot connect to Ray at '{wanted}': {reason}; --address is host:port of a cluster's head, 'auto' "
+                "for the cluster of this machine, or 'local'. A cluster with a token wants RAY_AUTH_MODE=token and the "
+                "token here too (docs/cluster.md)"
+            ) from None
     return ray
 
 
