@@ -187,7 +187,8 @@ def _rounding(title: str, one: Rescored, traces: Sequence[RecordedTrace], own: O
 def _warnings(traces: Sequence[RecordedTrace], result: Bench, sets: int) -> list[str]:
     notes = []
     if result.onsets < 10:
-        notes.append(f"contacts in these episodes: only {result.onsets}; record more for intervals that say something")
+        begin = "contact begins" if result.onsets == 1 else "contacts begin"
+        notes.append(f"only {result.onsets} {begin} in these episodes; record more for intervals that say something")
     elif result.contacts < 10:
         notes.append(f"only {result.contacts} of the frames are of steps in contact; vlmsafe trace --every 1 keeps all")
     if sets > 1 and any(trace.about.get("protocol") == DEFAULT_PROTOCOL for trace in traces):
