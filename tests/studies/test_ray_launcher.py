@@ -244,11 +244,14 @@ def test_ctrl_c_saves_what_is_running_on_a_local_ray_and_the_same_command_goes_o
     words = [sys.executable, "-m", "vlmsafe.cli", "study", "run", "speeding.yaml", "--launcher", "ray", "--cores", "2"]
     specs = parse_study((tmp_path / "speeding.yaml").read_text(), "").expand(tmp_path / "runs" / "speeding")
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: process.poll() is not None or any(glance(spec).epochs > 2 for spec in specs), seconds=90)
-    status = [sys.executable, "-m", "vlmsafe.cli", "study", "status", "runs/speeding", "--runs"]
-    table = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout
-    process.send_signal(signal.SIGINT)
-    said, message = process.communicate(timeout=60)
+    try:
+        wait_for(lambda: process.poll() is not None or any(glance(spec).epochs > 2 for spec in specs), seconds=240)
+        status = [sys.executable, "-m", "vlmsafe.cli", "study", "status", "runs/speeding", "--runs"]
+        table = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, timeout=120).stdout
+        process.send_signal(signal.SIGINT)
+        said, message = process.communicate(timeout=120)
+    finally:
+        process.kill()  # where it has not ended, so that a failed test leaves nothing running
     assert process.returncode == 75, (said, message)
     assert "the same command continues it" in message
     assert "Traceback" not in message
@@ -270,7 +273,7 @@ def test_without_ray_one_line_says_how_to_get_it(tmp_path):
     words = [sys.executable, "-m", "vlmsafe.cli", "study", "run", "speeding.yaml", "--launcher", "ray"]
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     answer = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": path}
+        words, cwd=tmp_path, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": path}
     )
     assert answer.returncode == 2
     assert answer.stderr.strip() == 'error: Ray is not installed; get it with: pip install "vlmsafe[ray]"'
