@@ -2,6 +2,8 @@
 
     python benchmarks/scoring.py [--rounds 5] [--passes 500] [--json FILE]
     python benchmarks/scoring.py --device cuda [--batches 64 256 1024]
+    python benchmarks/scoring.py --device cuda --service [--clients 32] [--batches 64 256] [--qwen]
+    python benchmarks/scoring.py --service --tiny
 
 Throughput: the usual way hands each step's frame to transformers' own processor and model; `ClipScorer` gets the same
 frames (256 x 256, uint8, in host memory) as one array. All take turns in every round of one run; medians are given.
@@ -9,6 +11,9 @@ Latency: one frame through everything, eight prompts embedded before, the mean o
 paper counts it. On a GPU also the rate of the vision tower alone, on pixels that are already there: what scoring from
 host memory could reach at best. CLIP's weights are random, which takes as long as trained ones and needs no download.
 The embedded scorer is the one that ships; its moments are two frames each, and on a CPU it is also timed on one core.
+
+`--service` measures something else: what many processes get from one scoring service (`service_load.py`), and with
+`--qwen` yes/no scoring by a model of Qwen2-VL's shape, in batches against one call per question (`qwen_load.py`).
 
 This script needs torch, transformers, numpy, PyYAML and safetensors; the package itself need not be installed.
 """
@@ -245,11 +250,19 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=500, help="timed passes of one frame; 0 leaves latency out")
     parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024], help="sizes of batches on the GPU")
     parser.add_argument("--only-embedded", action="store_true", help="leave CLIP out")
+    parser.add_argument("--service", action="store_true", help="measure a scoring service with many clients instead")
+    parser.add_argument("--clients", type=int, default=32, help="processes that ask the service")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long they ask, at full and at half load")
+    parser.add_argument("--qwen", choices=("2b", "7b"), help="with --service: also yes/no scoring by this size")
+    parser.add_argument("--tiny", action="store_true", help="with --service: small models, to see that all works")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
 
     results: dict[str, Any] = {"machine": describe_machine(options.device)}
     print(", ".join(f"{name} {value}" for name, value in results["machine"].items() if value is not None), flush=True)
+    if options.service:
+        measure_sharing(options, results)
+        return
     count = 8192 if options.device == "cuda" else 64
     frames = np.random.default_rng(0).integers(0, 256, (count, FRAME, FRAME, 3), dtype=np.uint8)
     results["embedded"] = measure_embedded(options, frames)
@@ -257,6 +270,27 @@ def main() -> None:
         results |= measure_clip(options, frames)
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def measure_sharing(options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """The service, and yes/no scoring; ends with 1 where a large GPU misses what is aimed at."""
+    from qwen_load import measure_qwen
+    from service_load import measure_service, missed
+
+    results["service"] = measure_service(
+        options.device,
+        clients=2 if options.tiny else options.clients,
+        batches=[16] if options.tiny else options.batches,
+        seconds=2.0 if options.tiny else options.seconds,
+        rounds=options.rounds,
+        tiny=options.tiny,
+    )
+    if options.qwen or options.tiny:
+        results["qwen"] = measure_qwen(options.device, "tiny" if options.tiny else options.qwen, options.rounds)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    if options.device == "cuda" and not options.tiny and (said := missed(results["service"])):
+        raise SystemExit("missed: " + "; ".join(said))
 
 
 def measure_clip(options: argparse.Namespace, frames: Frames) -> dict[str, Any]:

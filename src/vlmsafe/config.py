@@ -20,6 +20,10 @@ from vlmsafe.envs import EnvSpec, env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import shipped_prompts
 from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.service.spec import parse_address
+
+PLACE = frozenset({"signal.service", "signal.service_wait"})
+"""Where a run's scorer is, not what it is: a run may be resumed with others, and equal runs may differ in them."""
 
 Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo"]
 
@@ -168,6 +172,10 @@ class SignalConfig:
     """Whether the model is compiled first: slow to start, faster on a GPU."""
     batch: int = 64
     """Frames scored at a time."""
+    service: str = ""
+    """Address of a scoring service that holds the model for several runs (docs/service.md); by default the run does."""
+    service_wait: float = 120.0
+    """Seconds to wait for a service that is away before the run stops, to be resumed later."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     multiplier: SignalMultiplierConfig = field(default_factory=SignalMultiplierConfig)
 
@@ -281,6 +289,7 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
         scorer=str(scorer.absolute),
         prompts=prompts,
         gate=scorer.gate if signal.gate == "auto" else signal.gate,
+        service=str(parse_address(signal.service).absolute) if signal.service else "",
         calibration=dataclasses.replace(signal.calibration, frames=frames),
     )
 
@@ -319,6 +328,7 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         pid_kd=multiplier.pid_kd,
         reward_weight=signal.reward_weight,
         vlm_cost_weight=signal.cost_weight,
+        service_wait=signal.service_wait,
         signal_multiplier_initial=signal.multiplier.initial,
     )
     yield from positive(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.config import LearnerConfig, MultiplierConfig, SignalConfig, TrainConfig
+from vlmsafe.config import PLACE, LearnerConfig, MultiplierConfig, SignalConfig, TrainConfig
 from vlmsafe.config_yaml import flatten, from_dict, read_yaml, to_dict
 from vlmsafe.errors import InputError, unknown_name
 
@@ -220,7 +220,7 @@ def _check_signal(config: TrainConfig, chosen: Method) -> None:
     signal, learner = config.signal, config.learner.algorithm
     if chosen.signal.scorer == "none":
         plain, given = flatten(to_dict(SignalConfig())), flatten(to_dict(signal))
-        used = [f"signal.{name}" for name in given if given[name] != plain[name]]
+        used = [f"signal.{name}" for name in given if given[name] != plain[name] and f"signal.{name}" not in PLACE]
         used += ["multiplier.signal_weight"] if config.multiplier.signal_weight > 0.0 else []
         if used:
             with_signal = ", ".join(name for name, m in METHODS.items() if m.signal.scorer != "none")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import polars as pl
@@ -180,7 +181,7 @@ def test_a_failed_run_is_reported_and_the_rest_carried_on(tmp_path):
     assert list(outcome.failed) == ["speeding/oracle/seed-1"]
     assert outcome.failed["speeding/oracle/seed-1"].startswith("train: the disk is full (log: ")
     assert len(outcome.done) == 3
-    assert Event("speeding/oracle/seed-1", "train", "began") in heard
+    assert Event("speeding/oracle/seed-1", "train", "began", node=socket.gethostname()) in heard
     assert failures(folder).keys() == {"speeding/oracle/seed-1"}
     assert sum(state.failed for state in cell_states(small.expand(folder), failures(folder))) == 1
     assert len(run(small, folder).done) == 4

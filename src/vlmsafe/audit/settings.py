@@ -19,7 +19,7 @@ _PLACE = ("env", "method", "seed", "run_dir")
 # Results do not depend on these: where and how often something is saved, and how fast it is computed.
 _NO_EFFECT = (
     "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "fresh_workers",
-    "signal.scoring", "signal.device", "signal.batch", "signal.compile",
+    "signal.scoring", "signal.device", "signal.batch", "signal.compile", "signal.service", "signal.service_wait",
 )  # fmt: skip
 _OF_ALGORITHM = {
     "focops": r"learner\.focops_.*",

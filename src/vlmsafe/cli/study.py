@@ -6,8 +6,9 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 from rich import box
@@ -21,7 +22,10 @@ from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
 if TYPE_CHECKING:
     from vlmsafe.report.data import StudyInfo
     from vlmsafe.studies.execution import Event
+    from vlmsafe.studies.launchers import Launcher
     from vlmsafe.studies.progress import CellState
+    from vlmsafe.studies.shared_scorer import SharedScorer
+    from vlmsafe.studies.storage import Store
     from vlmsafe.studies.study import RunSpec, Study
 
 _REDRAW = 2.0  # seconds
@@ -39,12 +43,13 @@ class Chosen:
     """Stand-in for every CLIP and Qwen2-VL, such as embedded or noise, to try a study without their weights."""
     root: Path = Path("runs")
     """Folder of all studies; this one's is in it, under its name."""
-    dir: Path | None = None
-    """The study's own folder, where it has another name or place."""
+    dir: str | None = None
+    """The study's own folder, where it has another name or place; or a URL, such as s3://bucket/mine."""
 
-    def load(self) -> tuple[Study, Path]:
-        """The study, and where its runs are."""
+    def load(self, current: bool = True) -> tuple[Study, Path]:
+        """The study, and where its runs are; of one at a URL, the local copy, brought up to date if so wished."""
         from vlmsafe.studies.arms import STUDY_FILE
+        from vlmsafe.studies.execution import fetch
         from vlmsafe.studies.study_yaml import load_study
 
         study = load_study(self.study)
@@ -52,7 +57,17 @@ class Chosen:
             study = study.varied(self.scale, self.scorer)
         begun = Path(self.study)
         folder = begun if (begun / STUDY_FILE).is_file() else self.root / study.title
-        return study, self.dir or folder
+        if (store := self.store()) is not None:
+            if current:
+                fetch(store, study.expand(folder), folder)
+            return study, folder
+        return study, Path(self.dir) if self.dir else folder
+
+    def store(self) -> Store | None:
+        """Where the study is kept, if that is a URL."""
+        from vlmsafe.studies.storage import Store, is_url
+
+        return Store(self.dir) if self.dir and is_url(self.dir) else None
 
     def command(self, verb: str, folder: Path) -> str:
         """What to type for another verb on the same study."""
@@ -63,6 +78,10 @@ class Chosen:
 class PlanCommand(Chosen):
     """Print runs, steps, estimated hours and memory of a study, before anything starts."""
 
+    study: tyro.conf.Positional[str] = ""
+    """A shipped study's name, a YAML file, or the folder of a study that was begun."""
+    all: bool = False
+    """Instead: GPU-hours of all the paper's runs, with a GPU in every run and with one scoring service for all."""
     cores: int | None = None
     """Cores to plan with; by default all."""
 
@@ -76,7 +95,19 @@ class RunCommand(Chosen):
     cores: int | None = None
     """Cores to use; by default all."""
     memory: float | None = None
-    """GiB of memory to use; by default nine tenths of what is free."""
+    """GiB of memory to use on this machine; by default nine tenths of what is free."""
+    launcher: Literal["local", "ray"] = "local"
+    """Where commands run: processes on this machine, or the nodes of a Ray cluster."""
+    address: str | None = None
+    """ray: host:port of the cluster's head, auto for the cluster of this machine, local (default) to start one here."""
+    gpus: float | None = None
+    """ray: share of a GPU for each run that scores with CLIP or Qwen2-VL itself; by default 1 if there are GPUs."""
+    patience: float = 60.0
+    """ray: seconds out of reach after which a node counts as lost; by then its runs have ended themselves."""
+    restarts: int = 10
+    """How often a run is started again, from its last checkpoint, whose node was lost."""
+    share_scorer: bool = False
+    """Start one scoring service for all runs, instead of a model in each; with ray, one on every GPU."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +116,8 @@ class StatusCommand(Chosen):
 
     once: bool = False
     """Print the table once."""
+    runs: bool = False
+    """One row per run: how far it is, on which node it runs and since when, or when and how it ended."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +188,11 @@ def _plan(command: PlanCommand) -> None:
     from vlmsafe.studies.launchers import LocalLauncher
     from vlmsafe.studies.plan import plan
 
+    if bool(command.study) == command.all:
+        raise InputError("name a study, or say --all for the GPU-hours of all the paper's runs")
+    if command.all:
+        _plan_gpus()
+        return
     study, folder = command.load()
     launcher = LocalLauncher(cores=command.cores)
     found = plan(study.expand(folder), folder.parent, launcher.cores, launcher.memory)
@@ -173,16 +211,46 @@ def _plan(command: PlanCommand) -> None:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
 
 
+def _plan_gpus() -> None:
+    from vlmsafe.studies.gpu_plan import gpu_plan, notes
+    from vlmsafe.studies.study_yaml import load_study, shipped_studies
+
+    studies = [study for study in map(load_study, shipped_studies()) if study.paper]
+    rows = gpu_plan(sorted(studies, key=lambda study: -len(study.paper)))  # the main ones first
+    rows = [row for row in rows if row.runs]
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("study", no_wrap=True)
+    for heading in ("runs", "M frames", "core-h", "GPU per run", "..., batched", "shared, float32", "shared, bfloat16"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        figures = (row.core_hours, row.per_run, row.per_run_batched, row.shared_float32, row.shared_bfloat16)
+        table.add_row(row.study, _of(row.known, row.runs), f"{row.frames / 1e6:.1f}", *map(_hours, figures))
+    columns = zip(
+        *((r.core_hours, r.per_run, r.per_run_batched, r.shared_float32, r.shared_bfloat16) for r in rows), strict=True
+    )
+    runs, known, frames = (sum(getattr(row, name) for row in rows) for name in ("runs", "known", "frames"))
+    table.add_section()
+    table.add_row("all", _of(known, runs), f"{frames / 1e6:.1f}", *(_hours(sum(column)) for column in columns))
+    out.print("GPU-hours of training, for all runs of the paper; a run of several studies is counted with the first")
+    out.print(table)
+    for note in notes(rows):
+        out.print(f"- {note}", markup=False, soft_wrap=True)
+
+
+def _of(part: int, whole: int) -> str:
+    return str(whole) if part == whole else f"{part} of {whole}"
+
+
 def _run(command: RunCommand) -> None:
     from vlmsafe.studies.execution import execute
-    from vlmsafe.studies.launchers import LocalLauncher
     from vlmsafe.studies.plan import Speeds
     from vlmsafe.training.interrupts import stop_on_signals
 
-    study, folder = command.load()
-    memory = None if command.memory is None else int(command.memory * 2**30)
-    launcher = LocalLauncher(cores=command.cores, memory=memory, jobs=command.jobs)
+    study, folder = command.load(current=False)
     specs = study.expand(folder)
+    launcher, gpus = _launcher(command)
+    if command.launcher != "local":
+        folder = folder.resolve()  # other machines have other working directories
     speeds = Speeds.of(folder.parent)
     out.print(f"{study.title}: {len(specs)} runs in {folder}, on {launcher.describe()}", markup=False, soft_wrap=True)
 
@@ -190,11 +258,26 @@ def _run(command: RunCommand) -> None:
         line = f"{time.strftime('%H:%M:%S')} {event}"
         out.print(line, markup=False, soft_wrap=True, style="red" if event.what == "failed" else "")
 
-    with _Screen(lambda: _status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
-        outcome = execute(
-            study, folder, launcher,
-            memory=speeds.memory, stop=stop, on_event=told, on_turn=screen.redraw,
-        )  # fmt: skip
+    service = None
+    try:
+        service = _shared_scorer(command, study, folder, launcher)
+
+        def on_turn() -> None:
+            screen.redraw()
+            if service is not None:
+                service.look()
+
+        with _Screen(lambda: _status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
+            outcome = execute(
+                study, folder, launcher,
+                memory=partial(speeds.memory, shared=command.share_scorer), gpus=gpus, restarts=command.restarts,
+                store=command.store(), service="" if service is None else service.address,
+                stop=stop, on_event=told, on_turn=on_turn,
+            )  # fmt: skip
+    finally:
+        if service is not None:
+            service.close()
+        launcher.close()
     if outcome.failed:
         for name, reason in outcome.failed.items():
             err.print(f"failed: {name}: {reason}", markup=False, soft_wrap=True)
@@ -208,15 +291,50 @@ def _run(command: RunCommand) -> None:
     out.print(f"report: {command.command('report', folder)}", markup=False, soft_wrap=True)
 
 
+def _launcher(command: RunCommand) -> tuple[Launcher, Callable[[RunSpec], float]]:
+    """Where the commands run, and what share of a GPU each gets."""
+    if command.launcher == "local":
+        from vlmsafe.studies.launchers import LocalLauncher
+
+        for name in ("address", "gpus"):
+            if getattr(command, name) is not None:
+                raise InputError(f"--{name} is for --launcher ray; on this machine a run takes the GPU it finds")
+        memory = None if command.memory is None else int(command.memory * 2**30)
+        return LocalLauncher(cores=command.cores, memory=memory, jobs=command.jobs), lambda spec: 0.0
+    from vlmsafe.studies.plan import gpu_share
+    from vlmsafe.studies.ray_launcher import RayLauncher
+
+    if command.memory is not None:
+        raise InputError("--memory is for --launcher local; the nodes of a Ray cluster know their own")
+    launcher = RayLauncher(command.address, cores=command.cores, jobs=command.jobs, patience=command.patience)
+    share = command.gpus if command.gpus is not None else float(launcher.has_gpus() and not command.share_scorer)
+    return launcher, lambda spec: gpu_share(spec, share)
+
+
+def _shared_scorer(command: RunCommand, study: Study, folder: Path, launcher: Launcher) -> SharedScorer | None:
+    """The scoring service of a study, if it is to have one."""
+    if not command.share_scorer:
+        return None
+    from vlmsafe.studies.ray_launcher import RayLauncher
+    from vlmsafe.studies.shared_scorer import LocalScorer, service_name
+
+    if not isinstance(launcher, RayLauncher):
+        return LocalScorer(study.title, folder / "logs" / "scorer.log")
+    from vlmsafe.studies.ray_service import RayService
+
+    return RayService(service_name(study.title), anywhere=not launcher.alone)
+
+
 def _status(command: StatusCommand) -> None:
     study, folder = command.load()
     specs = study.expand(folder)
+    table = _runs_table if command.runs else _status_table
     if command.once or not out.is_terminal:
-        out.print(_status_table(study, specs, folder))
+        out.print(table(study, specs, folder))
         return
     from vlmsafe.studies.progress import cell_states
 
-    with _Screen(lambda: _status_table(study, specs, folder)) as screen:
+    with _Screen(lambda: table(study, specs, folder)) as screen:
         while not all(state.done for state in cell_states(specs, {})):
             screen.redraw()
             time.sleep(_REDRAW)
@@ -302,6 +420,34 @@ def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table
     if failed:
         table.caption = Text("\n".join(f"failed: {name}: {reason}" for name, reason in failed.items()))
         table.caption_justify = "left"
+    return table
+
+
+def _runs_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table:
+    """Every run of a study on a line of its own."""
+    from vlmsafe.studies.execution import failures, last_rows, under_way
+    from vlmsafe.studies.progress import glance
+
+    failed, running, last = failures(folder), under_way(folder), last_rows(folder)
+    table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
+    for heading in ("run", "now", "step", "epochs", "node", "since", "log"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("epochs", "since"))
+    for spec in specs:
+        seen, row = glance(spec), last.get(spec.name, {})
+        complete = seen.evaluations == len(spec.evaluations) and seen.traces == len(spec.traces)
+        if spec.name in running:
+            now = "[cyan]running[/]"
+        elif spec.name in failed:
+            now = "[red]failed[/]"
+        elif seen.status == "trained":
+            now = "[green]done[/]" if complete else "trained"
+        else:
+            now = f"[yellow]{seen.status}[/]" if seen.begun else "waiting"
+        log = folder / "logs" / f"{spec.name}.log"
+        table.add_row(
+            Text(spec.name), now, row.get("step", ""), f"{seen.epochs}/{spec.config.epochs}", row.get("node", ""),
+            row.get("time", ""), str(log.relative_to(folder)) if log.exists() else "",
+        )  # fmt: skip
     return table
 
 

@@ -48,6 +48,8 @@ class TraceCommand:
     """Where the model runs: cpu, cuda, ...; 'auto' takes a GPU where there is one."""
     batch: int = 64
     """Frames scored at a time."""
+    service: str = ""
+    """Address of a scoring service that holds the models, such as unix:/tmp/scorer; by default they are loaded here."""
     processes: int | None = None
     """Simulators at a time; by default one per core."""
     allow_untrained: bool = False
@@ -85,6 +87,7 @@ def trace_verb(argv: list[str]) -> None:
             facts=command.facts,
             frames=command.frames,
             batch=command.batch,
+            service=command.service,
             indicators=command.indicators,
             allow_untrained=command.allow_untrained,
             write=True,

@@ -11,9 +11,11 @@ from typing import Annotated
 import tyro
 
 from vlmsafe.cli.consoles import out, parse
-from vlmsafe.config import TrainConfig
+from vlmsafe.config import PLACE, TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.methods import config_from_yaml, method_defaults
+
+_PLACE = [f"--{name}".replace("_", "-") for name in PLACE]
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class TrainCommand:
     config: Path | None = None
     """YAML file of settings, such as the config.yaml of another run."""
     resume: Path | None = None
-    """Run directory to continue exactly where it stopped; it takes no other settings."""
+    """Run directory to continue exactly where it stopped; of other settings it takes where the scorer is."""
     quiet: bool = False
     """Print nothing while training."""
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = TrainConfig()  # noqa: RUF009 - frozen
@@ -38,10 +40,10 @@ def train_verb(argv: list[str]) -> None:
         known.add_argument(name, nargs="?")  # a value left out is for the full parser to complain about
     # What the method and the file say must be known before the rest is parsed: they are its defaults.
     early, others = known.parse_known_args(argv)
+    given = [word.partition("=")[0].replace("_", "-") for word in others if word.startswith("--")]
     if early.resume is not None:
-        unwanted = [
-            word for word in others if word.startswith("--") and word not in ("--quiet", "--no-quiet", "--help")
-        ]
+        allowed = ("--quiet", "--no-quiet", "--help", *_PLACE)
+        unwanted = [word for word in given if word not in allowed]
         unwanted += [f"--{name}" for name in ("config", "method") if getattr(early, name) is not None]
         if unwanted:
             raise InputError(
@@ -62,7 +64,13 @@ def train_verb(argv: list[str]) -> None:
         if Run.open(command.resume).status() == "finished":
             out.print(f"{command.resume} is finished; nothing to do")
             return
-        run = resume(command.resume, quiet=command.quiet)
+        signal = command.settings.signal
+        run = resume(
+            command.resume,
+            quiet=command.quiet,
+            service=signal.service if "--signal.service" in given else None,
+            service_wait=signal.service_wait if "--signal.service-wait" in given else None,
+        )
     else:
         run = train(command.settings, quiet=command.quiet)
     out.print(f"finished: {run.path}", markup=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,13 @@ def _kind(gate: AnyGate) -> str:
 
 
 def judges_of(
-    plan: Plan, scorers: Sequence[str], prompts: str | None, *, device: str = "auto", batch: int = 64
+    plan: Plan,
+    scorers: Sequence[str],
+    prompts: str | None,
+    *,
+    device: str = "auto",
+    batch: int = 64,
+    service: str = "",
 ) -> dict[str, Judge]:
     """Scorers by name; none is the run's own, or `embedded` where the run has no signal.
 
@@ -85,6 +92,8 @@ def judges_of(
             batch=batch,
             observation=policy_shape(plan.checkpoint).observation,
             seed=(plan.run.config.seed,),
+            service=service,
+            service_wait=signal.service_wait,
         )
         gate: AnyGate = Gate()
         if str(name) == own and prompts is None:
@@ -148,6 +157,11 @@ class Bench(FrameScoring):
             newest = inputs[..., -3 * self._scorers[name].frames :]  # of a moment, as many frames as this one wants
             parts.append(_score(self._scorers[name], name, newest))
         return np.concatenate(parts, axis=1)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        super().__exit__(kind, error, tb)
+        for scorer in self._scorers.values():
+            scorer.close()
 
     def similarities(self, task: int, inputs: Mapping[Look, Inputs]) -> dict[str, Similarities]:
         """What each made of a task's scored steps; frames have come by themselves."""

@@ -155,6 +155,7 @@ def trace(
     facts: bool = False,
     frames: bool = False,
     batch: int = 64,
+    service: str = "",
     indicators: bool | None = None,
     allow_untrained: bool = False,
     write: bool = False,
@@ -164,6 +165,7 @@ def trace(
     """One row per step of a run's evaluation episodes, with what scorers make of the state after every k-th step.
 
     `scorers` are names, loaded with `prompts` on `device` as `judges_of` says, by default the run's own; or scorers.
+    `service` is the address of a scoring service that has the models, if not this process.
     One gives the columns `similarity_0`, ..., `positive`, `negative`, `margin`, `kappa`, and `gate_scale` and
     `gate_centre`; several give them with their name and an underscore in front. Scores are null at steps that were not
     scored. kappa is that of a judge's gate; a scorer that is given without one has the prior-symmetric one.
@@ -190,7 +192,7 @@ def trace(
     path = trace_path(plan.run, plan.protocol, epoch, indicators)
     if write:
         require_writable(path)
-    judges = _judges(plan, scorers, prompts, device, batch)
+    judges = _judges(plan, scorers, prompts, device, batch, service)
     for judge in judges.values():
         for note in judge.scorer.notes(plan.run.config.env):
             on_note(note)
@@ -213,12 +215,13 @@ def _judges(
     prompts: str | None,
     device: str,
     batch: int,
+    service: str,
 ) -> dict[str, Judge]:
     if isinstance(scorers, Scorer):
         return {"": Judge(scorers)}
     if isinstance(scorers, Mapping):
         return {name: one if isinstance(one, Judge) else Judge(one) for name, one in scorers.items()}
-    return judges_of(plan, scorers, prompts, device=device, batch=batch)
+    return judges_of(plan, scorers, prompts, device=device, batch=batch, service=service)
 
 
 def _record(

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,17 @@ from typing import Any
 from vlmsafe.config_yaml import to_dict, to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
 from vlmsafe.studies.arms import STUDY_FILE
-from vlmsafe.studies.launchers import Command, Handle, Launcher
+from vlmsafe.studies.launchers import Command, Handle, Launcher, Lost
 from vlmsafe.studies.progress import Busy, Step, check_runs, next_step
+from vlmsafe.studies.remote_run import remote_words
 from vlmsafe.studies.reuse import equal_run, finish_copy, take_over
+from vlmsafe.studies.shared_scorer import shares
+from vlmsafe.studies.storage import STUDY_TREE, Store
 from vlmsafe.studies.study import RunSpec, Study
 from vlmsafe.training.files import (
     DirectoryLock,
     append_rows,
+    break_lock,
     is_locked,
     make_directory,
     read_rows,
@@ -36,9 +40,12 @@ from vlmsafe.training.files import (
 from vlmsafe.training.interrupts import StopRequest
 
 JOURNAL = "journal.jsonl"
+RESTARTS = 10
 _PAUSE = 0.2  # seconds between two looks at what is running
 _RECHECK = 2.0  # seconds after which runs are looked at again although nothing of ours has ended
 _SAVING = 300.0  # seconds that commands get to save what they have
+_STALE = 120.0  # seconds after which the lock of a process that was lost with its machine is taken to be left behind
+VLMSAFE = (sys.executable, "-m", "vlmsafe.cli")
 _CONFIGS, _LOGS, _ASIDE = "configs", "logs", ".copies"
 
 
@@ -49,8 +56,10 @@ class Event:
     run: str
     step: str
     what: str
-    """began, ended, failed, stopped, copied."""
+    """began, ended, failed, stopped, copied, lost."""
     reason: str = ""
+    node: str = ""
+    """The machine on which it happened."""
 
     def __str__(self) -> str:
         return f"{self.run}: {self.step} {self.what}" + (f": {self.reason}" if self.reason else "")
@@ -66,6 +75,8 @@ class _Work:
     log: Path
     begun_at: int
     """Where the command's own output begins in its log."""
+    noted: bool = False
+    """Whether the journal says that it began; a command may wait for a machine first."""
 
 
 @dataclass
@@ -82,18 +93,25 @@ def execute(
     launcher: Launcher,
     *,
     memory: Callable[[RunSpec], int] = lambda spec: 0,
+    gpus: Callable[[RunSpec], float] = lambda spec: 0.0,
+    restarts: int = RESTARTS,
+    store: Store | None = None,
+    service: str = "",
     stop: StopRequest | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_turn: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Bring every run of a study to its end; failures are collected and the rest carried on.
 
-    `memory` estimates the bytes of a run, `on_turn` is called several times a second.
+    `memory` estimates the bytes of a run and `gpus` its share of a GPU; `restarts` is how often a run is started again
+    whose machine was lost; with a `store` the folder is a copy of what is kept there; `service` is the address of a
+    scoring service that the runs share; `on_turn` is called several times a second.
     """
     if is_locked(folder):
         raise RunError(f"another process is running the study in {folder}; wait for it, or stop it")
     with DirectoryLock(make_directory(folder)):
-        return _Execution(study, folder, launcher, memory, stop or StopRequest(), on_event).run(on_turn)
+        needs = (memory, gpus, restarts)
+        return _Execution(study, folder, launcher, *needs, store, service, stop or StopRequest(), on_event).run(on_turn)
 
 
 class _Execution:
@@ -103,12 +121,18 @@ class _Execution:
         folder: Path,
         launcher: Launcher,
         memory: Callable[[RunSpec], int],
+        gpus: Callable[[RunSpec], float],
+        restarts: int,
+        store: Store | None,
+        service: str,
         stop: StopRequest,
         on_event: Callable[[Event], None],
     ) -> None:
-        self.study, self.folder, self.launcher, self.memory = study, folder, launcher, memory
-        self.stop, self.on_event = stop, on_event
+        self.study, self.folder, self.launcher, self.memory, self.gpus = study, folder, launcher, memory, gpus
+        self.restarts, self.store, self.service, self.stop, self.on_event = restarts, store, service, stop, on_event
         self.specs = study.expand(folder)
+        if store is not None:
+            fetch(store, self.specs, folder)
         for spec in self.specs:
             finish_copy(spec)
         check_runs(self.specs)
@@ -117,6 +141,7 @@ class _Execution:
         self.pending = list(self.specs)
         self.running: list[_Work] = []
         self.last: dict[str, Step] = {}  # what was done last for a run, to notice steps that achieve nothing
+        self.losses: dict[str, list[tuple[float, Lost]]] = {}  # when, by the clock, and what
         self.look_again = 0.0  # when, by the clock
         self.failed_before = failures(folder)
         self.outcome = Outcome()
@@ -144,16 +169,37 @@ class _Execution:
         """Note what has ended since."""
         for work in list(self.running):
             code = work.handle.poll()
+            self._note_beginning(work)
             if code is None:
                 continue
             self.running.remove(work)
             self.look_again = 0.0
-            if code == 0:
-                self._note(work.spec, str(work.step), "ended")
+            if self.store is not None:
+                self.store.tree(work.spec.name).fetch(work.spec.path)
+            if isinstance(code, Lost):
+                self._lose(work, code)
+            elif code == 0:
+                self._note(work.spec, str(work.step), "ended", node=work.handle.place())
                 self.last[work.spec.name] = work.step
                 self.pending.insert(0, work.spec)  # its evaluations before the training of another
             else:
-                self._fail(work.spec, str(work.step), _reason(code, work.log, work.begun_at))
+                self._fail(work.spec, str(work.step), _reason(code, work.log, work.begun_at), work.handle.place())
+
+    def _note_beginning(self, work: _Work) -> None:
+        if not work.noted and (place := work.handle.place()) is not None:
+            work.noted = True
+            self._note(work.spec, str(work.step), "began", node=place)
+
+    def _lose(self, work: _Work, lost: Lost) -> None:
+        """The machine is gone, and nothing is known against the run: it goes on elsewhere, from its last checkpoint."""
+        losses = self.losses.setdefault(work.spec.name, [])
+        losses.append((time.monotonic(), lost))
+        if len(losses) > self.restarts:
+            reason = f"lost {len(losses)} times, the last time because {lost.reason}"
+            self._fail(work.spec, str(work.step), reason, work.handle.place())
+        else:
+            self._note(work.spec, str(work.step), "lost", lost.reason, work.handle.place())
+            self.pending.insert(0, work.spec)
 
     def _stop_all(self) -> None:
         """Let what is running save and leave; whoever interrupts that ends it at once."""
@@ -167,7 +213,9 @@ class _Execution:
             for work in self.running:
                 if work.handle.poll() is None:
                     work.handle.stop(now=True)
-                self._note(work.spec, str(work.step), "stopped")
+                self._note(work.spec, str(work.step), "stopped", node=work.handle.place())
+            if self.store is not None:
+                self.store.store_study(self.folder)
 
     # -- what comes next --
 
@@ -186,7 +234,9 @@ class _Execution:
                         self._note(spec, "all", "ended")  # or `status` would go on to say that it failed
                     continue
                 if isinstance(step, Busy):
-                    continue  # left by a study that was killed, or somebody's own: its turn comes when it is free
+                    # Left by a study that was killed, or somebody's own: its turn comes when it is free.
+                    self._free_lost(spec)
+                    continue
                 if step == self.last.get(spec.name):
                     raise RunError(f"'{step}' ended well, but what it should have made is not there")
                 if step.kind == "train" and self._copied(spec):
@@ -197,35 +247,49 @@ class _Execution:
                 self.pending.remove(spec)
                 self._fail(spec, "look", str(error))
 
+    def _free_lost(self, spec: RunSpec) -> None:
+        """Break the lock of a process that died with its machine, where the server of a shared folder keeps it."""
+        for when, lost in self.losses.get(spec.name, ()):
+            if lost.process and time.monotonic() > when + _STALE and break_lock(spec.path, lost.process):
+                self._note(spec, "look", "unlocked", f"its lock was left by {lost.process}, which is lost")
+
     def _copied(self, spec: RunSpec) -> bool:
         found = None if self.study.independent else equal_run(spec, self.folder.parent)
         if found is None:
             return False
         take_over(found, spec, self.folder / _ASIDE)
+        if self.store is not None:
+            keep(self.store, spec)
         self._note(spec, "train", "copied", str(found.path))
         return True
 
     def _start(self, spec: RunSpec, step: Step) -> bool:
         """Launch a step; False where there is no room."""
         log = self.folder / _LOGS / f"{spec.name}.log"
-        words = command_words(spec, step, self.folder)
+        words = command_words(spec, step, self.folder, self.service)
+        if self.store is not None:
+            self.store.store_study(self.folder)  # with the settings of the run
+            places = {str(spec.path): "@run", str(config_path(spec, self.folder)): "@config"}
+            words = remote_words(self.store.url, spec.name, [places.get(word, word) for word in words[len(VLMSAFE) :]])
         begun_at = log.stat().st_size if log.exists() else 0
-        handle = self.launcher.launch(Command(words, log, max(1, spec.config.num_envs), self.memory(spec)))
+        needs = (max(1, spec.config.num_envs), self.memory(spec), self.gpus(spec))
+        handle = self.launcher.launch(Command(words, log, *needs))
         if handle is None:
             return False
         self.pending.remove(spec)
-        self.running.append(_Work(spec, step, handle, log, begun_at))
-        self._note(spec, str(step), "began")
+        work = _Work(spec, step, handle, log, begun_at)
+        self.running.append(work)
+        self._note_beginning(work)
         return True
 
     # -- records --
 
-    def _fail(self, spec: RunSpec, step: str, reason: str) -> None:
+    def _fail(self, spec: RunSpec, step: str, reason: str, node: str | None = None) -> None:
         self.outcome.failed[spec.name] = f"{step}: {reason}"
-        self._note(spec, step, "failed", reason)
+        self._note(spec, step, "failed", reason, node)
 
-    def _note(self, spec: RunSpec, step: str, what: str, reason: str = "") -> None:
-        event = Event(spec.name, step, what, reason)
+    def _note(self, spec: RunSpec, step: str, what: str, reason: str = "", node: str | None = None) -> None:
+        event = Event(spec.name, step, what, reason, node or "")
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
         append_rows(self.folder / JOURNAL, [row])
         self.on_event(event)
@@ -241,16 +305,40 @@ def write_definition(study: Study, folder: Path) -> None:
         (folder / "claims.yaml").unlink(missing_ok=True)
 
 
-def command_words(spec: RunSpec, step: Step, folder: Path) -> tuple[str, ...]:
-    """A step as a command. A run's settings go through a file, which also shows them to people."""
-    vlmsafe = (sys.executable, "-m", "vlmsafe.cli")
+def fetch(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
+    """Bring a study's folder up to what its store keeps; a run that only the folder has is added to the store."""
+    store.fetch_study(folder)
+    for spec in specs:
+        if not store.tree(spec.name).fetch(spec.path) and (spec.path / "config.yaml").exists():
+            keep(store, spec)
+
+
+def keep(store: Store, spec: RunSpec) -> None:
+    """Copy a run that was made here to a store that does not have it."""
+    tree = store.tree(spec.name)
+    tree.claim(STUDY_TREE)
+    tree.store(spec.path, STUDY_TREE)
+
+
+def config_path(spec: RunSpec, folder: Path) -> Path:
+    """The file through which a run gets its settings."""
+    return folder / _CONFIGS / f"{spec.name}.yaml"
+
+
+def command_words(spec: RunSpec, step: Step, folder: Path, service: str = "") -> tuple[str, ...]:
+    """A step as a command. A run's settings go through a file, which also shows them to people.
+
+    Where the scorer is, is no setting of the run; a run that had a service before and has none now is told so.
+    """
+    given = spec.config.signal.service
+    asking = ("--signal.service", service or given) if shares(spec.config.signal.scorer) else ()
     if step.kind == "train":
-        path = folder / _CONFIGS / f"{spec.name}.yaml"
+        path = config_path(spec, folder)
         make_directory(path.parent)
         write_atomically(path, to_yaml(to_dict(replace(spec.config, run_dir=None))).encode())
-        return (*vlmsafe, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet")
+        return (*VLMSAFE, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet", *asking)
     if step.kind == "resume":
-        return (*vlmsafe, "train", "--resume", str(spec.path), "--quiet")
+        return (*VLMSAFE, "train", "--resume", str(spec.path), "--quiet", *asking)
     look = step.look
     assert look is not None
     words = [step.kind, str(spec.path), "--protocol", look.protocol, "--episodes", str(look.count)]
@@ -259,7 +347,8 @@ def command_words(spec: RunSpec, step: Step, folder: Path) -> tuple[str, ...]:
         words += ["--every", str(look.every), "--overwrite"]  # an earlier one is of fewer episodes or another epoch
         words += [word for scorer in look.scorers for word in ("--scorer", scorer)]
         words += ["--frames"] if look.frames else []
-    return (*vlmsafe, *words)
+        words += ["--service", service] if service else []
+    return (*VLMSAFE, *words)
 
 
 def _reason(code: int, log: Path, begun_at: int) -> str:
@@ -277,7 +366,19 @@ def _reason(code: int, log: Path, begun_at: int) -> str:
     return f"{text} (log: {log})"
 
 
+def last_rows(folder: Path) -> dict[str, dict[str, Any]]:
+    """The last thing that happened to each run, from a study's journal."""
+    return {row["run"]: row for row in read_rows(folder / JOURNAL)}
+
+
+def under_way(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is running in a study now, by run: rows of its journal with step, node and time."""
+    if not is_locked(folder):
+        return {}
+    return {run: row for run, row in last_rows(folder).items() if row["what"] == "began"}
+
+
 def failures(folder: Path) -> dict[str, str]:
-    """Runs of a study whose last step failed, and why, from its journal."""
-    last: dict[str, dict[str, Any]] = {row["run"]: row for row in read_rows(folder / JOURNAL)}
-    return {run: f"{row['step']}: {row['reason']}" for run, row in last.items() if row["what"] == "failed"}
+    """Runs of a study whose last step failed, and why."""
+    rows = last_rows(folder)
+    return {run: f"{row['step']}: {row['reason']}" for run, row in rows.items() if row["what"] == "failed"}

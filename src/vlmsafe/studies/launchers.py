@@ -1,7 +1,8 @@
 """Where the commands of a study run. A launcher takes a command when it has room and says how it ended.
 
 The interface is three functions: `launch`, and of what it returns `poll` and `stop`. A command is a list of words that
-needs nothing but the files it names, so that a launcher may run it on another machine that sees them.
+needs nothing but the files it names, so that a launcher may run it on another machine that sees them. There a command
+may be lost with its machine, which `poll` then says: nothing is wrong with the command, and it may be launched again.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from vlmsafe.errors import InputError
 from vlmsafe.training.files import disk_errors, make_directory
@@ -34,14 +37,29 @@ class Command:
     cores: int = 1
     memory: int = 0
     """Bytes it will hold at most, as far as known."""
+    gpus: float = 0.0
+    """Share of a GPU, or how many; 0 where it needs none."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What became of a command whose machine died, or can no longer be reached; it runs no more."""
+
+    reason: str
+    process: str = ""
+    """Its process as a lock names it, where it is known: see `DirectoryLock`."""
 
 
 class Handle(abc.ABC):
     """A command that was launched."""
 
     @abc.abstractmethod
-    def poll(self) -> int | None:
+    def poll(self) -> int | Lost | None:
         """Its exit code; None while it runs. A signal that ended it counts negative, as everywhere in Python."""
+
+    def place(self) -> str | None:
+        """The machine it runs on; None while it waits for one."""
+        return socket.gethostname()
 
     @abc.abstractmethod
     def stop(self, now: bool = False) -> None:
@@ -58,6 +76,9 @@ class Launcher(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> str:
         """In a few words, for people."""
+
+    def close(self) -> None:  # noqa: B027 - most are connected to nothing
+        """Leave whatever the launcher is connected to; nothing is running any more."""
 
 
 class LocalLauncher(Launcher):
@@ -105,27 +126,48 @@ class _Process(Handle):
         # Libraries would start a thread per core of the machine in every one of the processes that share it.
         environment.setdefault("OMP_NUM_THREADS", str(command.cores))
         with disk_errors(command.log), command.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command.words,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=_ask_when_parent_dies(),
-            )
+            self._process = start_process(command.words, log, environment)
 
     def poll(self) -> int | None:
         return self._process.poll()
 
     def stop(self, now: bool = False) -> None:
-        if self.poll() is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):  # it may end by itself in this moment
-            if now:
-                os.killpg(self._process.pid, signal.SIGKILL)  # with the simulators it started
-            else:
-                self._process.terminate()
+        stop_process(self._process, now)
+
+
+def start_process(
+    words: Sequence[str],
+    output: IO[bytes],
+    environment: Mapping[str, str],
+    folder: Path | None = None,
+    *,
+    same_session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """A process, mostly in a session of its own, that is asked to save and leave when the thread that started it ends.
+
+    One in our own session is ended with us by whoever ends the session.
+    """
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=folder,
+        start_new_session=not same_session,
+        preexec_fn=_ask_when_parent_dies(),
+    )
+
+
+def stop_process(process: subprocess.Popen[bytes], now: bool) -> None:
+    """Ask a process to save and leave, or end it at once."""
+    if process.poll() is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):  # it may end by itself in this moment
+        if now:
+            os.killpg(process.pid, signal.SIGKILL)  # with the simulators it started
+        else:
+            process.terminate()
 
 
 def _ask_when_parent_dies() -> Callable[[], None] | None:

@@ -20,6 +20,7 @@ from vlmsafe.envs import env_spec
 from vlmsafe.errors import VlmsafeError
 from vlmsafe.signals.scorers import parse_scorer
 from vlmsafe.studies.progress import glance
+from vlmsafe.studies.shared_scorer import shares
 from vlmsafe.studies.study import Look, RunSpec
 from vlmsafe.training.run import Run
 
@@ -73,6 +74,18 @@ class Speeds:
         # The critics are fitted in every pass; stopping early by the divergence would only make it shorter.
         return config.total_steps * (step + looked + config.learner.update_iters * passed) + begin, _FROM_TABLE
 
+    def without_model(self, config: TrainConfig) -> float | None:
+        """Seconds of one core for a whole run whose model is elsewhere, from the table alone; None: not measured."""
+        step, passed = self._env(config.env, "step"), self.parts.get((config.learner.algorithm, "pass"))
+        scorer, frame = config.signal.scorer, self._env(config.env, "frame")
+        large = scorer != "none" and parse_scorer(scorer).kind in _SIZES
+        looked = frame if large else self._looking(config.env, [scorer], 1)
+        if step is None or passed is None or looked is None:
+            return None
+        starts = config.epochs * config.num_envs if config.spec.fresh_process else config.num_envs
+        per_step = step + looked / config.signal.every + config.learner.update_iters * passed
+        return config.total_steps * per_step + starts * (self._env(config.env, "start") or 0.0)
+
     def looking(self, spec: RunSpec, look: Look, *, trace: bool) -> float | None:
         """Seconds of one core for an evaluation or a trace of a run, episodes taken to be as long as they can be."""
         step = self._env(spec.env, "step")
@@ -84,10 +97,12 @@ class Speeds:
         length = env_spec(spec.env).horizon or _HORIZON
         return look.count * (length * (step + looked) + (self._env(spec.env, "start") or 0.0))
 
-    def memory(self, spec: RunSpec) -> int:
-        """Bytes of a run: the main process, its workers, and the model."""
+    def memory(self, spec: RunSpec, *, shared: bool = False) -> int:
+        """Bytes of a run: the main process, its workers, and the model, unless that is shared."""
         config = spec.config
-        worker, model = self._env(config.env, "memory"), self._scorer(config.signal.scorer, "memory")
+        elsewhere = shared and shares(config.signal.scorer)
+        worker = self._env(config.env, "memory")
+        model = 0.0 if elsewhere else self._scorer(config.signal.scorer, "memory")
         main = self.parts.get(("main", "memory"))
         if worker is None or model is None or main is None:
             return _GUESS
@@ -117,6 +132,13 @@ class Speeds:
                 return None
             total += (score + frame) / every
         return total
+
+
+def gpu_share(spec: RunSpec, share: float) -> float:
+    """What a run needs of a GPU, if those that need one get so much: one whose own process holds a large model."""
+    signal = spec.config.signal
+    large = signal.scorer != "none" and parse_scorer(signal.scorer).kind in _SIZES
+    return share if large and signal.device != "cpu" else 0.0
 
 
 def shipped_speeds() -> dict[tuple[str, str], float]:

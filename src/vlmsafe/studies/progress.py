@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import polars as pl
 
+from vlmsafe.config import PLACE
 from vlmsafe.config_yaml import flatten, to_dict
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.evaluation.episodes import table_path
@@ -27,7 +28,7 @@ from vlmsafe.training.run import Run
 Kind = Literal["train", "resume", "evaluate", "trace"]
 _NAMED = 3  # differences that an error names
 # Where a run is, how often it is saved, on what and how fast it is computed: a run may have these otherwise.
-_ASIDE = frozenset(
+ASIDE = PLACE | frozenset(
     ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device")
 )
 
@@ -130,7 +131,7 @@ def differences(run: Run, spec: RunSpec) -> list[str]:
     found = [
         f"{name} is {there.get(name)} there and {wanted[name]} in the study"
         for name in wanted
-        if name not in _ASIDE and there.get(name) != wanted[name]
+        if name not in ASIDE and there.get(name) != wanted[name]
     ]
     if not found and spec.config.signal.prompts and run.prompts() != load_prompts(spec.config.signal.prompts):
         found.append(f"its prompts are not those that '{spec.config.signal.prompts}' holds now")

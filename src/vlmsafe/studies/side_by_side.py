@@ -74,7 +74,7 @@ _OWN_UNITS = {"arrival_pct": "%", "length": "steps"}
 # Settings that say where and how fast a run was made, or that the paper leaves open (the number of simulators).
 _ASIDE = re.compile(
     r"run_dir|seed|env|method|num_envs|fresh_workers|max_worker_restarts|tensorboard|checkpoint\..*"
-    r"|signal\.(device|compile|batch|scoring)"
+    r"|signal\.(device|compile|batch|scoring|service|service_wait)"
 )
 
 

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -120,33 +121,42 @@ _LOCK_ATTEMPTS = 10
 
 
 class DirectoryLock:
-    """Keeps a second process out of a run directory. The kernel drops the lock when its holder dies, however."""
+    """Keeps a second process out of a run directory. The kernel drops the lock when its holder dies, however.
+
+    On a folder that several machines share it does so as long as the server gives locks to all of them (NFS 4 and
+    most cluster file systems do). Then a machine that dies may leave its lock behind for a while or for ever, which
+    is what `break_lock` is for.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "lock"
         self._handle: int | None = None
 
     def __enter__(self) -> DirectoryLock:
-        with disk_errors(self._path):
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         # Whoever lists runs holds the lock for an instant to see whether it is free, so one refusal proves nothing.
         for attempt in range(_LOCK_ATTEMPTS):
+            if attempt:
+                time.sleep(0.05)
+            with disk_errors(self._path):
+                handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
             except BlockingIOError:
-                if attempt < _LOCK_ATTEMPTS - 1:
-                    time.sleep(0.05)
+                os.close(handle)
+                continue
+            if _is_file(handle, self._path):
+                break
+            os.close(handle)  # broken in between: this is the lock of a file that is no more
         else:
-            holder = os.read(handle, 32).decode(errors="replace").strip()
-            os.close(handle)
+            pid, _, host = lock_holder(self._path.parent).partition(" ")
+            place = f" on {host}" if host and host != socket.gethostname() else ""
             raise RunError(
-                f"{self._path.parent} is in use by another process (pid {holder or 'unknown'}); "
+                f"{self._path.parent} is in use by another process (pid {pid or 'unknown'}{place}); "
                 "wait for it, stop it, or choose another --run-dir"
             ) from None
         with disk_errors(self._path):
             os.truncate(handle, 0)
-            os.write(handle, str(os.getpid()).encode())
+            os.write(handle, process_name(os.getpid()).encode())
         self._handle = handle
         return self
 
@@ -156,12 +166,45 @@ class DirectoryLock:
             self._handle = None
 
 
+def process_name(pid: int) -> str:
+    """A process of this machine, as its locks name it to all machines."""
+    return f"{pid} {socket.gethostname()}"
+
+
+def lock_holder(directory: Path) -> str:
+    """Who holds, or held last, the lock of a directory; empty where nobody did."""
+    try:
+        return (directory / "lock").read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def break_lock(directory: Path, holder: str) -> bool:
+    """Free a directory whose lock is held by a process that is known to be dead, with its machine; whether it was.
+
+    A new file takes the place of the locked one, which nobody can unlock.
+    """
+    if not is_locked(directory) or lock_holder(directory) != holder:
+        return False
+    with disk_errors(directory):
+        (directory / "lock").unlink(missing_ok=True)
+    return True
+
+
+def _is_file(handle: int, path: Path) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def is_locked(directory: Path) -> bool:
     """Whether some process is working in a run directory now."""
-    path = directory / "lock"
-    if not path.exists():
+    try:
+        handle = os.open(directory / "lock", os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
         return False
-    handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

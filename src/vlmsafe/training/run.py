@@ -27,7 +27,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from vlmsafe.config import TrainConfig
+from vlmsafe.config import PLACE, TrainConfig
 from vlmsafe.config_yaml import flatten, to_dict, to_yaml
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.methods import config_from_yaml
@@ -139,7 +139,7 @@ class Run:
         checkpoint, problems = newest_checkpoint(self.checkpoints)
         # A setting that is younger than the run had what is its default now.
         then = flatten(to_dict(TrainConfig())) | flatten(checkpoint.values["config"])
-        now = flatten(self._settings())
+        now = {key: value for key, value in flatten(self._settings()).items() if key not in PLACE}
         changed = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             raise RunError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import functools
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -27,7 +26,9 @@ from vlmsafe.signals.moments import stacked
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers import Scorer, known_rules, make_scorer, parse_scorer
-from vlmsafe.signals.scorers.api import Similarities, check_scorer, score_checked
+from vlmsafe.signals.scorers.api import ScorerFailure as ScorerFailure
+from vlmsafe.signals.scorers.api import Similarities, check_scorer
+from vlmsafe.signals.scorers.api import score_named as score_named
 from vlmsafe.signals.shaping import Shaped, hold, shape
 from vlmsafe.training.collection import Dimensions, Share, Watch
 
@@ -38,14 +39,6 @@ PROBE_TOLERANCE = 5e-3  # more than another device changes a similarity by, less
 def scoring_thread() -> ThreadPoolExecutor:
     """The one thread of the process that scores: what a GPU compiles and records belongs to the thread that did it."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
-
-
-class ScorerFailure(VlmsafeError):
-    """A scorer raised while scoring, with its traceback for the log."""
-
-    def __init__(self, message: str, details: str) -> None:
-        super().__init__(message)
-        self.details = details
 
 
 def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int, seed: tuple[int, ...]) -> Scorer:
@@ -64,6 +57,8 @@ def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int
         batch=signal.batch,
         observation=observation,
         seed=seed,
+        service=signal.service,
+        service_wait=signal.service_wait,
     )
     check_scorer(scorer)
     _check_rule(config, scorer.rules)
@@ -76,19 +71,6 @@ def _check_rule(config: TrainConfig, rules: tuple[str, ...]) -> None:
             f"the scorer '{config.signal.scorer}' cannot be used with the rule '{config.signal.rule}' of the method "
             f"'{config.method}'; it gives {' or '.join(rules)}"
         )
-
-
-def score_named(scorer: Scorer, name: str, inputs: NDArray[np.generic]) -> Similarities:
-    """The scorer's similarities, with whatever it raises as an error that names it."""
-    try:
-        return score_checked(scorer, inputs)
-    except VlmsafeError:
-        raise
-    except (Exception, SystemExit) as error:
-        text = " ".join(str(error).split()) or "no message"
-        raise ScorerFailure(
-            f"the scorer '{name}' raised {type(error).__name__}: {text}", traceback.format_exc()
-        ) from error
 
 
 class FrameScoring(abc.ABC):
@@ -149,6 +131,10 @@ class Scoring(FrameScoring):
 
     def score(self, inputs: NDArray[np.generic]) -> Similarities:
         return score_named(self.scorer, self.config.scorer, inputs)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        super().__exit__(kind, error, tb)
+        self.scorer.close()  # a thread that waits for a service would keep the process
 
     # What the epoch looked like.
 

@@ -61,9 +61,21 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
             return _work_on(Run.create(chosen, prompts), setup, stop, quiet)
 
 
-def resume(path: Path | str, *, quiet: bool = False) -> Run:
-    """Continue a run exactly where its newest checkpoint left it."""
+def resume(
+    path: Path | str, *, quiet: bool = False, service: str | None = None, service_wait: float | None = None
+) -> Run:
+    """Continue a run exactly where its newest checkpoint left it.
+
+    Its scorer may be elsewhere now: `service` is the address of a scoring service, and "" the run's own process.
+    """
     run = Run.open(path)
+    signal = run.config.signal
+    moved = dataclasses.replace(
+        signal,
+        service=signal.service if service is None else service,
+        service_wait=signal.service_wait if service_wait is None else service_wait,
+    )
+    run = Run(run.path, dataclasses.replace(run.config, signal=moved).resolved())
     check_display(run.config)
     with stop_on_signals() as stop:
         setup = set_up(run.config, run.prompts(), (run.config.seed, _SCORER), stop)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import importlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
-from vlmsafe.signals.scorers.api import Look, Rule, Scorer
+from vlmsafe.signals.scorers.api import COSINE_RULES, YES_NO_RULES, Look, Rule, Scorer
 
 if TYPE_CHECKING:  # workers import this package too, and need no YAML
     from vlmsafe.signals.prompts import PromptSet
@@ -101,19 +102,9 @@ def parse_scorer(text: str) -> ScorerName:
 
 def known_rules(name: ScorerName) -> tuple[Rule, ...] | None:
     """The rules of a scorer, as far as they can be told before it is loaded."""
-    if name.kind == "embedded":
-        from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
-
-        return EmbeddedScorer.rules
-    if name.kind == "clip":
-        from vlmsafe.signals.scorers.clip import ClipScorer
-
-        return ClipScorer.rules
-    if name.kind == "qwen2-vl":
-        from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
-
-        return Qwen2VLScorer.rules
-    return None
+    if name.kind in ("embedded", "clip"):
+        return COSINE_RULES
+    return YES_NO_RULES if name.kind == "qwen2-vl" else None
 
 
 def make_scorer(
@@ -126,8 +117,13 @@ def make_scorer(
     batch: int = 64,
     observation: int = 0,
     seed: tuple[int, ...] = (0,),
+    service: str = "",
+    service_wait: float = 120.0,
 ) -> Scorer:
-    """Load a scorer. `observation` is the length of the vectors a scorer of observations will see."""
+    """Load a scorer. `observation` is the length of the vectors a scorer of observations will see.
+
+    With the address of a scoring service, a scorer of frames is one that asks it; others stay in this process.
+    """
     from vlmsafe.signals.prompts import PromptSet
 
     name = parse_scorer(name) if isinstance(name, str) else name
@@ -137,6 +133,14 @@ def make_scorer(
         prompts = PromptSet(("positive",), ("negative",))  # for the columns of one that compares with no text
     if compile and name.is_model and name.kind != "clip":
         raise InputError(f"compile is for the scorer 'clip'; drop it for '{name.kind}'")
+    if service:
+        from vlmsafe.signals.service.client import connect
+        from vlmsafe.signals.service.spec import SHARED, ModelSpec, NotShared
+
+        if name.kind in SHARED:
+            with suppress(NotShared):  # one of the user's own that looks at something else
+                spec = ModelSpec(str(name.absolute), device, precision, compile, batch)
+                return connect(service, spec, prompts, service_wait)
     if name.kind == "embedded":
         from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 

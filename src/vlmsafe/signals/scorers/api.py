@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar, Literal, get_args
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.errors import InputError
+from vlmsafe.errors import InputError, VlmsafeError
+
+if TYPE_CHECKING:
+    from vlmsafe.signals.prompts import PromptSet
 
 Look = Literal["frame", "observation", "hazard", "noise", "nothing"]
 """What a scorer looks at: a rendered frame, the raw observation, the simulator's hazard, dice, or nothing at all."""
 
 Rule = Literal["decoupled", "coupled", "clg", "yes-no", "novelty"]
 """How similarities become scores, see `vlmsafe.signals.rules`."""
+
+COSINE_RULES: tuple[Rule, ...] = ("decoupled", "coupled", "clg")
+"""What cosines can be used with."""
+YES_NO_RULES: tuple[Rule, ...] = ("yes-no", "decoupled")
+"""What probabilities of an answer can be used with."""
 
 Inputs = NDArray[Any]
 Similarities = NDArray[np.float32]
@@ -35,6 +45,8 @@ class Scorer(abc.ABC):
     """How many frames of a moment it wants, where it looks at frames, see `vlmsafe.signals.moments`."""
     groups: tuple[int, int]
     """How many of the columns belong to positive and to negative prompts."""
+    whole: bool = False
+    """Whether it computes full batches only: then `begin` may be given parts of several askers at a time."""
 
     @abc.abstractmethod
     def score(self, inputs: Inputs) -> Similarities:
@@ -44,6 +56,19 @@ class Scorer(abc.ABC):
         observations [N, D], hazards [N] or dice [N, 2]. Never called by two threads at a time.
         """
 
+    def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
+        """Start to score parts for this scorer and others of its model, together at most a batch; what it returns gives
+        the results. Inputs may change once they have been given. Always called by the same thread."""
+        found = [scorer.score(inputs) for scorer, inputs in parts]
+        return lambda: found
+
+    def with_prompts(self, prompts: PromptSet) -> Scorer | None:
+        """A scorer that compares with other prompts by the same model in memory; None where there is nothing to share.
+
+        May be called while another thread scores.
+        """
+        return None
+
     def describe(self) -> dict[str, Any]:
         """What a reader of the run wants to know: model, revision, device, precision. Plain values."""
         return {}
@@ -51,6 +76,9 @@ class Scorer(abc.ABC):
     def notes(self, env: str | None = None) -> list[str]:
         """What the user should be told once, before anything of the environment `env`, if it has a name, is scored."""
         return []
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Let go of what it holds elsewhere, and of a thread that waits for it; scoring again takes hold again."""
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Whatever scoring changes, as named arrays; empty for a scorer that does not learn."""
@@ -100,18 +128,52 @@ def check_options(batch: int, precision: str) -> None:
         raise InputError(f"unknown precision '{precision}'; known: float32, bfloat16")
 
 
+class ScorerFailure(VlmsafeError):
+    """A scorer raised while scoring, with its traceback for the log."""
+
+    def __init__(self, message: str, details: str) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+def failure_of(name: str, error: BaseException) -> VlmsafeError:
+    """What a scorer raised, as an error that names it; errors of ours stay what they are."""
+    if isinstance(error, VlmsafeError):
+        return error
+    text = " ".join(str(error).split()) or "no message"
+    details = "".join(traceback.format_exception(error))
+    return ScorerFailure(f"the scorer '{name}' raised {type(error).__name__}: {text}", details)
+
+
+def score_named(scorer: Scorer, name: str, inputs: Inputs) -> Similarities:
+    """The scorer's similarities, with whatever it raises as an error that names it."""
+    try:
+        return score_checked(scorer, inputs)
+    except VlmsafeError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failure_of(name, error) from error
+
+
 def score_checked(scorer: Scorer, inputs: Inputs) -> Similarities:
     """A scorer's similarities, with a clear error where they are not what a scorer promises."""
-    similarities = np.asarray(scorer.score(inputs))
-    expected, (low, high) = (len(inputs), sum(scorer.groups)), scorer.bounds
+    return check_similarities(scorer, scorer.score(inputs), len(inputs))
+
+
+def check_similarities(scorer: Scorer, found: Any, count: int) -> Similarities:
+    """Refuse what cannot be the similarities of so many inputs."""
+    similarities = np.asarray(found)
+    expected, (low, high) = (count, sum(scorer.groups)), scorer.bounds
     name = type(scorer).__name__
     if similarities.shape != expected:
         raise InputError(
-            f"the scorer {name} gave similarities of shape {similarities.shape} for {len(inputs)} inputs and "
+            f"the scorer {name} gave similarities of shape {similarities.shape} for {count} inputs and "
             f"{expected[1]} prompts; expected {expected}"
         )
     # A rounding error beyond the bounds is none of the user's.
-    if not np.isfinite(similarities).all() or similarities.min() < low - 1e-3 or similarities.max() > high + 1e-3:
+    if count and (
+        not np.isfinite(similarities).all() or similarities.min() < low - 1e-3 or similarities.max() > high + 1e-3
+    ):
         raise InputError(
             f"the scorer {name} gave similarities from {similarities.min():.4g} to {similarities.max():.4g}; they must "
             f"lie between {low:g} and {high:g}"

@@ -1,15 +1,17 @@
 """Scoring of frames with a frozen CLIP or SigLIP: cosine similarities of a frame's embedding to those of the prompts.
 
 The prompts are embedded once, when a model is loaded, and its text tower is dropped. What is left per frame is the
-resizing, the vision tower and one small product. On a GPU all of it happens there, on batches that arrive through two
-pinned buffers while the batch before is computed. `benchmarks/scoring.py` measures what that gains.
+resizing, the vision tower and one small product for each set of prompts. On a GPU all of it happens there, on batches
+that arrive through two pinned buffers while the batch before is computed. `benchmarks/scoring.py` measures what that
+gains.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +22,21 @@ import numpy as np
 import torch
 import transformers
 from huggingface_hub.errors import EntryNotFoundError
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from vlmsafe.errors import InputError, MissingDependencyError
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames, check_options
+from vlmsafe.signals.scorers.api import (
+    COSINE_RULES,
+    Inputs,
+    Look,
+    Rule,
+    Scorer,
+    Similarities,
+    check_frames,
+    check_options,
+)
+from vlmsafe.signals.scorers.batches import Part, Pipeline, alone, overlapped, together
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, revision_of
 from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
@@ -47,7 +58,7 @@ class ClipScorer(Scorer):
     """Similarities to the prompts, L2-normalised and without the model's logit scale."""
 
     looks_at: ClassVar[Look] = "frame"
-    rules: ClassVar[tuple[Rule, ...]] = ("decoupled", "coupled", "clg")
+    rules: ClassVar[tuple[Rule, ...]] = COSINE_RULES
 
     def __init__(
         self,
@@ -81,14 +92,14 @@ class ClipScorer(Scorer):
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "image_size": self._image[0],
         }
-        self._tower = _Tower(model, texts).to(self._device).eval().requires_grad_(False)
+        self._texts = functional.normalize(texts.detach().float(), dim=-1).T.contiguous().to(self._device)
+        self._tower = _Tower(model).to(self._device).eval().requires_grad_(False)
+        self.whole = self._compile or self._device.type == "cuda"
         if self._device.type == "cuda":
             # On the CPU the convolution is as fast, and what the reference computes to the last digit.
             self._tower.use_patch_product()
         self._tower.convert(getattr(torch, precision))
-        self._size: Size | None = None
-        self._program: Callable[[Tensor], Tensor]
-        self._pipeline: _Pipeline | None = None
+        self._programs: dict[Size, Callable[[Sequence[Part]], Callable[[], list[Similarities]]]] = {}
 
     @classmethod
     def load(
@@ -125,24 +136,45 @@ class ClipScorer(Scorer):
     def score(self, inputs: Inputs) -> Similarities:
         """Frames uint8 [N, height, width, 3] to similarities [N, P + Q]."""
         check_frames(inputs)
-        if not len(inputs):
-            return np.empty((0, sum(self.groups)), np.float32)
+        parts = (inputs[start : start + self.batch] for start in range(0, len(inputs), self.batch))
+        found = [part for (part,) in overlapped(self.begin([(self, frames)]) for frames in parts)]
+        return np.concatenate([np.empty((0, sum(self.groups)), np.float32), *found])
+
+    def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
+        frames = parts[0][1]
+        given: list[Part] = []
+        for scorer, inputs in parts:
+            assert isinstance(scorer, ClipScorer)
+            given.append((inputs, scorer._texts))
         try:
-            self._set_size((inputs.shape[1], inputs.shape[2]))
-            return self._run(inputs)
+            return self._program((frames.shape[1], frames.shape[2]))(given)
         except torch.cuda.OutOfMemoryError as error:
             raise InputError(
                 f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch, or take a "
                 "smaller model"
             ) from error
 
+    def with_prompts(self, prompts: PromptSet) -> ClipScorer:
+        """The same tower for other prompts; the text tower, which was dropped, is read again for a moment."""
+        model = str(self._description["model"])
+        with quiet():
+            checkpoint = find(model, lambda source, local: _read(source, model, local), "clip")
+            texts = _embed(checkpoint, prompts.texts, model)
+        other = copy.copy(self)
+        other.groups = prompts.sizes
+        other._texts = functional.normalize(texts.float(), dim=-1).T.contiguous().to(self._device)
+        return other
+
     def describe(self) -> dict[str, Any]:
         return dict(self._description)
 
-    def _set_size(self, size: Size) -> None:
-        """Get ready for frames of a size; it seldom changes within a run."""
-        if size == self._size:
-            return
+    def _program(self, size: Size) -> Callable[[Sequence[Part]], Callable[[], list[Similarities]]]:
+        """What begins a batch of frames of a size; made ready once, for sizes seldom change."""
+        if size not in self._programs:
+            self._programs[size] = self._ready(size)
+        return self._programs[size]
+
+    def _ready(self, size: Size) -> Callable[[Sequence[Part]], Callable[[], list[Similarities]]]:
         if (output := self._preprocessing.output(size)) != self._image:
             raise InputError(
                 f"the model's preprocessor makes {output[0]} x {output[1]} pixels of frames of {size[0]} x {size[1]}, "
@@ -153,41 +185,34 @@ class ClipScorer(Scorer):
         preparation = Preparation(
             self._preprocessing, size, pixels=getattr(torch, self._precision), products=products
         ).to(self._device)
-        self._program = nn.Sequential(preparation, self._tower)
-        self._pipeline = _Pipeline(self._device, self.batch, size, whole=self._compile) if on_gpu else None
-        if self._compile:
-            self._program = compiled(self._program, self._device)
-            self._warm_up(size)
-        self._size = size
+        module = nn.Sequential(preparation, self._tower)
+        embed: Callable[[Tensor], Tensor] = compiled(module, self._device) if self._compile else module
+        pipeline = Pipeline(self._device, self.batch, (*size, 3)) if on_gpu else None
 
-    def _warm_up(self, size: Size) -> None:
+        @torch.inference_mode()
+        def begin(parts: Sequence[Part]) -> Callable[[], list[Similarities]]:
+            if pipeline is not None:
+                return pipeline.begin(embed, parts)
+            found = together(embed, parts, self.batch) if self._compile else alone(embed, parts)
+            return lambda: found
+
+        if self._compile:
+            self._warm_up(begin, size, 3 if on_gpu else 1)
+        return begin
+
+    def _warm_up(
+        self, begin: Callable[[Sequence[Part]], Callable[[], list[Similarities]]], size: Size, times: int
+    ) -> None:
         """Have the code generated and, on a GPU, recorded, which takes the first three batches."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                for _ in range(3 if self._pipeline else 1):
-                    self._run(np.zeros((self.batch, *size, 3), np.uint8))
+                for _ in range(times):
+                    begin([(np.zeros((self.batch, *size, 3), np.uint8), self._texts)])()
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:  # for want of a compiler, mostly
             raise InputError(f"torch cannot compile the model ({first_line(error)}); leave compile off") from error
-
-    @torch.inference_mode()
-    def _run(self, frames: NDArray[np.uint8]) -> Similarities:
-        if self._pipeline is not None:
-            return self._pipeline.run(self._program, frames)
-        return self._score_on_cpu(frames)
-
-    def _score_on_cpu(self, frames: NDArray[np.uint8]) -> Similarities:
-        similarities = np.empty((len(frames), sum(self.groups)), np.float32)
-        for start in range(0, len(frames), self.batch):
-            # Torch takes no negative strides, and warns where an array is read-only.
-            part = np.require(frames[start : start + self.batch], requirements=("C", "W"))
-            count = len(part)
-            if self._compile and count < self.batch:
-                part = np.concatenate([part, np.zeros((self.batch - count, *part.shape[1:]), np.uint8)])
-            similarities[start : start + count] = self._program(torch.from_numpy(part))[:count].numpy()
-        return similarities
 
 
 def compiled(program: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
@@ -201,14 +226,12 @@ def compiled(program: nn.Module, device: torch.device) -> Callable[[Tensor], Ten
 
 
 class _Tower(nn.Module):
-    """Pixels to similarities."""
+    """Pixels to unit vectors."""
 
-    def __init__(self, model: Any, texts: Tensor) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.vision: Any = model.vision_model
         self.projection: nn.Module = getattr(model, "visual_projection", nn.Identity())  # SigLIP has none
-        self.texts: Tensor
-        self.register_buffer("texts", functional.normalize(texts.detach().float(), dim=-1).T.contiguous())
 
     def use_patch_product(self) -> None:
         self.vision.embeddings.patch_embedding = PatchProduct(self.vision.embeddings.patch_embedding)
@@ -220,48 +243,7 @@ class _Tower(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         embeddings = self.projection(self.vision(pixel_values=pixels).pooler_output)
-        return (functional.normalize(embeddings.float(), dim=-1) @ self.texts).clamp(-1.0, 1.0)
-
-
-class _Pipeline:
-    """Frames in host memory through a program on the GPU, with the copies beside the computation."""
-
-    def __init__(self, device: torch.device, batch: int, size: Size, whole: bool) -> None:
-        self._device = device
-        self._batch = batch
-        self._whole = whole  # whether the program takes full batches only
-        self._copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._stages = [_Stage(device, (batch, *size, 3)) for _ in range(2)]
-
-    def run(self, program: Callable[[Tensor], Tensor], frames: NDArray[np.uint8]) -> Similarities:
-        computing = torch.cuda.current_stream(self._device)
-        parts: list[Tensor] = []
-        for number, start in enumerate(range(0, len(frames), self._batch)):
-            stage = self._stages[number % 2]
-            part = np.require(frames[start : start + self._batch], requirements=("C", "W"))
-            count = len(part)
-            stage.copied.synchronize()  # its pinned buffer is free again
-            stage.pinned[:count].copy_(torch.from_numpy(part))
-            with torch.cuda.stream(self._copying):
-                self._copying.wait_event(stage.computed)
-                stage.frames[:count].copy_(stage.pinned[:count], non_blocking=True)
-                stage.copied.record(self._copying)
-            computing.wait_event(stage.copied)
-            # The next run of a recorded program overwrites its output, hence the copy.
-            parts.append(program(stage.frames if self._whole else stage.frames[:count])[:count].clone())
-            stage.computed.record(computing)
-        similarities: Similarities = torch.cat(parts).cpu().numpy()
-        return similarities
-
-
-class _Stage:
-    """A pinned buffer, the one on the device it is copied to, and when each may be written again."""
-
-    def __init__(self, device: torch.device, shape: tuple[int, ...]) -> None:
-        self.pinned = torch.zeros(shape, dtype=torch.uint8, pin_memory=True)
-        self.frames = torch.zeros(shape, dtype=torch.uint8, device=device)
-        self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self.computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return functional.normalize(embeddings.float(), dim=-1)
 
 
 @dataclass(frozen=True)

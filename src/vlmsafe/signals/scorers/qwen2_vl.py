@@ -14,6 +14,7 @@ Any Qwen2-VL or Qwen2.5-VL checkpoint will do.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -24,7 +25,7 @@ import torch
 import transformers
 
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames
+from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Look, Rule, Scorer, Similarities, check_frames
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, revision_of
 
@@ -71,7 +72,7 @@ class Qwen2VLScorer(Scorer):
     """Two columns: P(yes) for the description of the positive group and for that of the negative one."""
 
     looks_at: ClassVar[Look] = "frame"
-    rules: ClassVar[tuple[Rule, ...]] = ("yes-no", "decoupled")
+    rules: ClassVar[tuple[Rule, ...]] = YES_NO_RULES
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     groups = (1, 1)
 
@@ -95,19 +96,23 @@ class Qwen2VLScorer(Scorer):
         )
         self._image = int(self._model.config.image_token_id)
         self._merge = int(self._model.config.vision_config.spatial_merge_size)
+        self._tokenizer = checkpoint.tokenizer
         self._yes = _single_tokens(checkpoint.tokenizer, YES, name)
         self._no = _single_tokens(checkpoint.tokenizer, NO, name)
         self._yes_ids, self._no_ids = (
             torch.tensor(list(tokens.values()), device=device) for tokens in (self._yes, self._no)
         )
+        self._ask(prompts)
+
+    def _ask(self, prompts: PromptSet) -> None:
         descriptions = (prompts.positive_description, prompts.negative_description)
         self._questions = [QUESTION.format(description=description) for description in descriptions]
-        texts = [_tokens(checkpoint.tokenizer, CHAT.format(question=question)) for question in self._questions]
+        texts = [_tokens(self._tokenizer, CHAT.format(question=question)) for question in self._questions]
         for tokens, description in zip(texts, descriptions, strict=True):
             if (places := tokens.count(self._image)) != 1:
                 raise InputError(
                     f"the question about '{description}' has {places} places for an image, expected one: "
-                    f"{IMAGE} must be the image token of {name}, and no part of a description"
+                    f"{IMAGE} must be the image token of {self._name}, and no part of a description"
                 )
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
         shared = min(same, *(len(tokens) - 1 for tokens in texts))  # one token at least is left over, for its logits
@@ -130,6 +135,11 @@ class Qwen2VLScorer(Scorer):
         with quiet():
             checkpoint = find(model, lambda source, local: _read(source, model, _DTYPES[precision], local), "qwen2-vl")
             return cls(checkpoint, prompts, name=model, device=place, batch=batch)
+
+    def with_prompts(self, prompts: PromptSet) -> Qwen2VLScorer:
+        other = copy.copy(self)
+        other._ask(prompts)
+        return other
 
     @torch.inference_mode()
     def score(self, inputs: Inputs) -> Similarities:

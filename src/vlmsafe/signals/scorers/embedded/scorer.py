@@ -6,14 +6,27 @@ seen the simulators of this package, and knows few words; `card.md` beside the w
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vlmsafe.errors import InputError
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities, check_frames, check_options
+from vlmsafe.signals.scorers.api import (
+    COSINE_RULES,
+    Inputs,
+    Look,
+    Rule,
+    Scorer,
+    Similarities,
+    check_frames,
+    check_options,
+)
+from vlmsafe.signals.scorers.batches import Part, Pipeline, alone, overlapped
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.model import Embedding, load
@@ -29,7 +42,7 @@ class EmbeddedScorer(Scorer):
     """Cosines of frames with prompts by a model of this project."""
 
     looks_at: ClassVar[Look] = "frame"
-    rules: ClassVar[tuple[Rule, ...]] = ("decoupled", "coupled", "clg")
+    rules: ClassVar[tuple[Rule, ...]] = COSINE_RULES
     calibrated: ClassVar[bool] = True
 
     def __init__(
@@ -49,11 +62,9 @@ class EmbeddedScorer(Scorer):
         self.batch = batch
         self._device = find_device(device)
         self._half = precision == "bfloat16"
-        tokens, unknown = Tokenizer(model.words, model.longest).encode(prompts.texts)
-        self._unknown = list(dict.fromkeys(word for words in unknown for word in words))
+        self.whole = self._device.type == "cuda"
         self._model = model.to(self._device).eval().requires_grad_(False)
-        with torch.inference_mode():
-            self._texts = self._model.text(tokens.to(self._device)).T
+        self._pipelines: dict[tuple[int, ...], Pipeline] = {}
         self._description = {
             "model": name,
             "revision": revision,
@@ -62,8 +73,8 @@ class EmbeddedScorer(Scorer):
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "image_size": model.architecture.size,
             "frames": self.frames,
-            "unknown_words": self._unknown,
         }
+        self._read(prompts)
 
     @classmethod
     def load(
@@ -87,33 +98,50 @@ class EmbeddedScorer(Scorer):
             revision=revision_of(path),
         )
 
+    def _read(self, prompts: PromptSet) -> None:
+        tokens, unknown = Tokenizer(self._model.words, self._model.longest).encode(prompts.texts)
+        self._unknown = list(dict.fromkeys(word for words in unknown for word in words))
+        with torch.inference_mode():
+            self._texts = self._model.text(tokens.to(self._device)).T
+
+    def with_prompts(self, prompts: PromptSet) -> EmbeddedScorer:
+        other = copy.copy(self)
+        other.groups = prompts.sizes
+        other._read(prompts)
+        return other
+
     def score(self, inputs: Inputs) -> Similarities:
         """Moments uint8 [N, height, width, 3 frames] to similarities [N, P + Q]."""
         check_frames(inputs, self.frames)
-        if not len(inputs):
-            return np.empty((0, sum(self.groups)), np.float32)
+        parts = (inputs[start : start + self.batch] for start in range(0, len(inputs), self.batch))
+        found = [part for (part,) in overlapped(self.begin([(self, frames)]) for frames in parts)]
+        return np.concatenate([np.empty((0, sum(self.groups)), np.float32), *found])
+
+    @torch.inference_mode()
+    def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
+        given: list[Part] = []
+        for scorer, inputs in parts:
+            assert isinstance(scorer, EmbeddedScorer)
+            given.append((inputs, scorer._texts))
+        shape = parts[0][1].shape[1:]
         try:
-            return self._run(inputs)
+            if not self.whole:
+                found = alone(self._embed, given)
+                return lambda: found
+            if shape not in self._pipelines:
+                self._pipelines[shape] = Pipeline(self._device, self.batch, shape)
+            return self._pipelines[shape].begin(self._embed, given)
         except torch.cuda.OutOfMemoryError as error:
             raise InputError(
                 f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch"
             ) from error
 
-    @torch.inference_mode()
-    def _run(self, frames: Inputs) -> Similarities:
-        parts = []
-        for start in range(0, len(frames), self.batch):
-            # Torch takes no negative strides, and warns where an array is read-only.
-            part = np.require(frames[start : start + self.batch], requirements=("C", "W"))
-            with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
-                embeddings = self._model.image(torch.from_numpy(part).to(self._device))
-            # The prompts' embeddings and the product with them stay in float32.
-            parts.append((embeddings @ self._texts).clamp(-1.0, 1.0))
-        similarities: Similarities = torch.cat(parts).cpu().numpy()
-        return similarities
+    def _embed(self, frames: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
+            return self._model.image(frames)
 
     def describe(self) -> dict[str, Any]:
-        return dict(self._description)
+        return {**self._description, "unknown_words": self._unknown}
 
     def notes(self, env: str | None = None) -> list[str]:
         notes = []

@@ -1,0 +1,59 @@
+"""vlmsafe serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmsafe.cli.consoles import err, parse
+from vlmsafe.errors import InputError
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """Hold models in one process and score the frames of all runs that ask, until it is told to stop (Ctrl-C, SIGTERM).
+
+    Runs name it with --signal.service. Models are loaded as they are asked for, and each is in memory once, whatever
+    the prompts of the runs that share it.
+    """
+
+    socket: Path | None = None
+    """Path of a Unix socket to listen at, which only its owner can use; runs say --signal.service unix:PATH."""
+    tcp: str | None = None
+    """HOST:PORT to listen at instead; runs say --signal.service tcp:HOST:PORT. Nobody is asked who they are."""
+    anywhere: bool = False
+    """Also listen where other machines can reach it."""
+    threads: int | None = None
+    """Threads of the processor for models that run on it; by default PyTorch's choice."""
+    clients: int = 256
+    """How many runs may be connected at a time."""
+    python_scorers: bool | None = None
+    """Whether clients may name python: scorers, whose code then runs here; by default on a Unix socket alone."""
+
+
+def serve_verb(argv: list[str]) -> None:
+    command = parse(ServeCommand, argv, "serve")
+    if (command.socket is None) == (command.tcp is None):
+        raise InputError("say where to listen: --socket PATH, or --tcp HOST:PORT")
+    for name in ("clients", "threads"):
+        if (value := getattr(command, name)) is not None and value < 1:
+            raise InputError(f"{name} is {value}; it must be at least 1")
+
+    from vlmsafe.signals.service.spec import parse_address
+
+    address = parse_address(f"unix:{command.socket}" if command.socket is not None else f"tcp:{command.tcp}").absolute
+
+    import torch
+
+    from vlmsafe.signals.service.server import serve
+
+    if command.threads is not None:
+        torch.set_num_threads(command.threads)
+    serve(
+        address,
+        anywhere=command.anywhere,
+        python=command.python_scorers,
+        clients=command.clients,
+        ready=lambda: err.print(f"listening at {address}", markup=False, soft_wrap=True),
+    )
+    err.print("stopped")

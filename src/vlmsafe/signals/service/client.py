@@ -1,0 +1,388 @@
+"""A scorer whose model is elsewhere: it hands frames to a scoring service and gets similarities back.
+
+Frames are copied once, into slots that on one machine the service reads as they lie. They stay there until their
+similarities have come. When the connection breaks, the client waits for a service to come back, checks that it sees
+what the first one saw, and sends again whatever had not been answered: a run notices nothing but the time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import mmap
+import os
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, ScorerFailure, Similarities, check_frames
+from vlmsafe.signals.service.spec import Address, ModelSpec, NotShared, ServiceStopped, parse_address
+from vlmsafe.signals.service.wire import (
+    BLOCK_LIMIT,
+    Channel,
+    Kind,
+    Layout,
+    Malformed,
+    Message,
+    attach_body,
+    count_body,
+    fields,
+    open_body,
+    read_error,
+    read_scores,
+    slot_body,
+)
+
+SLOTS = 3
+TOLERANCE = 5e-3  # more than another device changes a similarity by, less than another model does
+_TRY_SECONDS = 0.2  # between two tries to connect
+_SPEAK_SECONDS = 2.0  # of silence before the user is told what is waited for
+_SILENCE_SECONDS = 20.0
+_F_ADD_SEALS, _SEALS = 1033, 2 | 4  # against shrinking and growing; Python's fcntl names them from 3.13 on
+
+
+def connect(address: str, spec: ModelSpec, prompts: PromptSet | None, wait: float) -> Scorer:
+    """A scorer at an address. `wait` is for how many seconds a service may be away, at the start and later."""
+    where = parse_address(address)
+    if where.kind == "ray":
+        # A pool of actors belongs to the room of studies, which this one does not know.
+        pools: Any = importlib.import_module("vlmsafe.studies.ray_service")
+        scorer: Scorer = pools.connect(where.place, spec, prompts, wait)
+        return scorer
+    return ServiceScorer(where, spec, prompts, wait)
+
+
+class RemoteScorer(Scorer):
+    """A scorer that is what another process says of its own."""
+
+    looks_at: ClassVar[Look] = "frame"
+    rules: tuple[Rule, ...]  # type: ignore[misc]
+    bounds: tuple[float, float]  # type: ignore[misc]
+    calibrated: bool  # type: ignore[misc]
+
+    def take_over(self, said: dict[str, Any]) -> None:
+        """Become what `describe_scorer` said."""
+        self.rules, self.bounds = tuple(said["rules"]), (said["bounds"][0], said["bounds"][1])
+        self.calibrated, self.frames = said["calibrated"], said["frames"]
+        self.groups = (said["groups"][0], said["groups"][1])
+        self._description: dict[str, Any] = said["description"]
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._description)
+
+
+def describe_scorer(scorer: Scorer) -> dict[str, Any]:
+    """What a client must know of a scorer to stand for it, as plain values."""
+    return {
+        "rules": list(scorer.rules),
+        "bounds": list(scorer.bounds),
+        "calibrated": scorer.calibrated,
+        "frames": scorer.frames,
+        "groups": list(scorer.groups),
+        "description": scorer.describe(),
+    }
+
+
+_SAID = {"rules": list, "bounds": list, "calibrated": bool, "frames": int, "groups": list, "description": dict}
+
+
+class ServiceScorer(RemoteScorer):
+    """Asks a service over a Unix or a TCP socket."""
+
+    def __init__(
+        self, address: Address, spec: ModelSpec, prompts: PromptSet | None, wait: float = 120.0, slots: int = SLOTS
+    ) -> None:
+        self._address, self._spec, self._prompts, self._wait = address, spec, prompts, wait
+        self._slot_count = slots
+        self._channel: Channel | None = None
+        self._closed = threading.Event()
+        self._numbers = 0
+        self._slots: _Slots | None = None
+        self._asked: deque[_Asked] = deque()  # unanswered, the oldest first
+        self._sent: set[_Asked] = set()  # those of them that this connection has
+        self._first: tuple[NDArray[np.uint8], Similarities] | None = None
+        self._said: dict[str, Any] | None = None
+        self._attempt(self._connect)
+
+    def score(self, inputs: Inputs) -> Similarities:
+        return self.begin([(self, inputs)])()[0]
+
+    def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
+        """Send frames, in blocks of a batch; waits for answers where all slots are taken."""
+        ((_, inputs),) = parts
+        check_frames(inputs, self.frames)
+        self._closed.clear()
+        asked = []
+        for start in range(0, len(inputs), self._spec.batch):
+            asked.append(self._ask(inputs[start : start + self._spec.batch]))
+
+        def finish() -> list[Similarities]:
+            none = np.empty((0, sum(self.groups)), np.float32)
+            return [np.concatenate([none, *(self._answer_to(block) for block in asked)])]
+
+        return finish
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "service": str(self._address)}
+
+    def notes(self, env: str | None = None) -> list[str]:
+        def ask() -> list[str]:
+            channel = self._connected()
+            channel.send_json(Kind.NOTES, 0, {"env": env})
+            found: list[str] = fields(self._receive(channel, Kind.NOTED).body, {"notes": list})["notes"]
+            return found
+
+        assert not self._asked
+        found: list[str] = self._attempt(ask)
+        return found
+
+    def close(self) -> None:
+        """Hang up, and end the wait of a thread that scores, if one does; scoring again connects again."""
+        self._closed.set()
+        channel = self._channel
+        if channel is not None:
+            with suppress(OSError):
+                channel.socket.shutdown(socket.SHUT_RDWR)
+
+    # Asking.
+
+    def _ask(self, frames: NDArray[np.uint8]) -> _Asked:
+        slots = self._slots_for(frames.shape[1:])
+        while not slots.free:
+            self._answer_to(self._asked[0])
+        asked = _Asked(slots.free.pop(), len(frames))
+        slots.blocks[asked.slot, : len(frames)] = frames
+        self._asked.append(asked)
+
+        def send() -> None:
+            channel = self._connected()
+            if asked not in self._sent:  # a new connection sends all there is
+                self._send(channel, asked)
+
+        self._attempt(send)
+        return asked
+
+    def _send(self, channel: Channel, asked: _Asked) -> None:
+        slots = self._slots
+        assert slots is not None
+        self._numbers = (self._numbers + 1) % 2**32
+        asked.number = self._numbers
+        self._sent.add(asked)
+        if slots.fd is not None and channel.local:
+            channel.send(Kind.SCORE, asked.number, slot_body(asked.slot, asked.count))
+        else:
+            channel.send(Kind.SCORE, asked.number, count_body(asked.count), slots.blocks[asked.slot, : asked.count])
+
+    def _answer_to(self, asked: _Asked) -> Similarities:
+        """The similarities of a block; those of earlier ones are kept for whoever asks for them."""
+        while asked.found is None and asked.error is None:
+            self._attempt(self._take_answer)
+        if asked.error is not None:
+            raise asked.error
+        assert asked.found is not None
+        return asked.found
+
+    def _take_answer(self) -> None:
+        channel = self._connected()
+        oldest = self._asked[0]
+        assert self._slots is not None
+        try:
+            oldest.found = read_scores(self._receive(channel, Kind.SCORES, oldest.number).body)
+        except (InputError, ScorerFailure) as error:
+            oldest.error = error
+        else:
+            if oldest.found.shape != (oldest.count, sum(self.groups)):
+                raise Malformed(f"the scoring service at {self._address} answered for other frames")
+            if self._first is None:
+                self._first = (self._slots.blocks[oldest.slot, :1].copy(), oldest.found[:1].copy())
+        self._asked.popleft()
+        self._sent.discard(oldest)
+        self._slots.free.append(oldest.slot)
+
+    def _slots_for(self, shape: tuple[int, ...]) -> _Slots:
+        """Memory for frames of a shape; another shape is another connection."""
+        if self._slots is None or self._slots.layout.shape != shape:
+            while self._asked:
+                self._answer_to(self._asked[0])
+            block = min(self._spec.batch, max(1, BLOCK_LIMIT // int(np.prod(shape))))
+            self._hang_up()
+            self._slots = _Slots(Layout((shape[0], shape[1], shape[2]), block, self._slot_count), self._address)
+            self._first = None
+        return self._slots
+
+    # The connection.
+
+    def _attempt(self, action: Callable[[], Any]) -> Any:
+        """Do something over the connection; where that breaks, wait for the service and do it again."""
+        lost: float | None = None
+        told = False
+        while True:
+            try:
+                return action()
+            except (ConnectionError, OSError, ServiceStopped) as error:
+                self._hang_up()
+                if self._closed.is_set():
+                    raise RunError("scoring was given up") from None
+                now = time.monotonic()
+                lost = now if lost is None else lost
+                if now - lost > self._wait:
+                    raise RunError(
+                        f"the scoring service at {self._address} has been away for {self._wait:g} seconds "
+                        f"({_reason(error)}); start one with `vlmsafe serve`, then resume the run, or resume it with "
+                        '--signal.service "" to score by itself'
+                    ) from None
+                if not told and now - lost > _SPEAK_SECONDS:
+                    told = True
+                    print(f"waiting for the scoring service at {self._address}", file=sys.stderr, flush=True)
+                self._closed.wait(min(_TRY_SECONDS, max(0.0, self._wait)))
+
+    def _connected(self) -> Channel:
+        return self._channel if self._channel is not None else self._connect()
+
+    def _connect(self) -> Channel:
+        """Open the model again, and ask again what was not answered."""
+        channel = Channel(_dial(self._address, self._wait))
+        self._channel = channel
+        self._sent.clear()
+        channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts))
+        said = fields(self._receive(channel, Kind.OPENED).body, _SAID)
+        if self._said is not None and _identity(said) != _identity(self._said):
+            raise RunError(
+                f"the scoring service at {self._address} came back with another model: "
+                f"{_identity(said)} after {_identity(self._said)}. Put the model back and resume the run"
+            )
+        self._said = said
+        self.take_over(said)
+        channel.body_limit = max(channel.body_limit, 64 + 4 * sum(self.groups) * self._spec.batch)
+        if self._slots is not None:
+            slots = self._slots
+            memory = slots.fd is not None and channel.local
+            channel.send_json(Kind.ATTACH, 0, attach_body(slots.layout, memory), slots.fd if memory else None)
+            self._receive(channel, Kind.ATTACHED)
+            self._recognise(channel, slots)
+            for asked in self._asked:
+                self._send(channel, asked)
+        return channel
+
+    def _recognise(self, channel: Channel, slots: _Slots) -> None:
+        """Show the service the first frame again: it must see what was seen then, or the run would be of two models."""
+        if self._first is None:
+            return
+        frame, then = self._first
+        probe = _Asked(0, 1)
+        # All slots may be taken by what waits to be sent again, so one is borrowed.
+        borrowed = slots.blocks[probe.slot, :1].copy()
+        slots.blocks[probe.slot, :1] = frame
+        try:
+            self._send(channel, probe)
+            now = read_scores(self._receive(channel, Kind.SCORES, probe.number).body)
+        finally:
+            slots.blocks[probe.slot, :1] = borrowed
+            self._sent.discard(probe)
+        if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=TOLERANCE):
+            raise RunError(
+                f"the scoring service at {self._address} came back with another model: similarities of the same "
+                f"picture differ by up to {np.abs(now - then).max():.3g}. Put the model back and resume the run"
+            )
+
+    def _receive(self, channel: Channel, kind: Kind, number: int = 0) -> Message:
+        """The next answer, which must be of a kind; errors of the service are raised."""
+        while True:
+            message = channel.receive()
+            if message.kind is Kind.ERROR:
+                raise self._error(message)
+            if message.kind is Kind.WAIT:
+                continue
+            if message.kind is not kind or message.number != number:
+                raise Malformed(f"the scoring service at {self._address} answered {message.kind.name}, not {kind.name}")
+            return message
+
+    def _error(self, message: Message) -> VlmsafeError:
+        kind, text, details = read_error(message.body)
+        if kind in ("stopping", "busy"):
+            return ServiceStopped(text)
+        if kind == "private":
+            return NotShared(text)
+        if kind == "failure":
+            return ScorerFailure(text, details)
+        if kind == "input":
+            return InputError(text)
+        return RunError(f"the scoring service at {self._address} refused a message: {text}")
+
+    def _hang_up(self) -> None:
+        if self._channel is not None:
+            self._channel.socket.close()
+            self._channel = None
+
+
+class _Asked:
+    """A block that was asked about."""
+
+    def __init__(self, slot: int, count: int) -> None:
+        self.slot, self.count, self.number = slot, count, 0
+        self.found: Similarities | None = None
+        self.error: VlmsafeError | None = None
+
+
+class _Slots:
+    """The client's memory for frames, shared where the service is on this machine."""
+
+    def __init__(self, layout: Layout, address: Address) -> None:
+        self.layout, self.fd = layout, None
+        self.free = list(range(layout.slots))
+        memory: Any
+        if address.kind == "unix" and hasattr(os, "memfd_create"):
+            # Without a name: nothing is left behind, however the process ends.
+            self.fd = os.memfd_create("vlmsafe-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.fd, layout.size)
+            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+            memory = mmap.mmap(self.fd, layout.size)
+        else:
+            memory = bytearray(layout.size)
+        self.blocks = np.frombuffer(memory, np.uint8).reshape(layout.slots, layout.block, *layout.shape)
+
+    def __del__(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+
+
+def _dial(address: Address, wait: float) -> socket.socket:
+    """A connection. Whoever waits for an answer hears from the service every five seconds; silence means it hangs."""
+    limit = max(_SILENCE_SECONDS, wait)
+    if address.kind == "tcp":
+        connection = socket.create_connection((address.place, address.port), timeout=10.0)
+        connection.setblocking(True)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    else:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(os.path.expanduser(address.place))
+        except BaseException:
+            connection.close()
+            raise
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit), 0))
+    return connection
+
+
+def _identity(said: dict[str, Any]) -> dict[str, Any]:
+    """What must not change when a service comes back: another device may do the work, but not another model."""
+    model = {name: value for name, value in said["description"].items() if name != "device"}
+    return {**{name: value for name, value in said.items() if name != "description"}, **model}
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, BlockingIOError):
+        return "it does not answer"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,425 @@
+"""The process that listens: connections in, blocks of frames to the engine, similarities back.
+
+Each client has two threads. One reads its messages and waits where the client's queue is full, so that back-pressure
+reaches the client through its socket. The other writes answers in the order of the questions, so that a client that
+stops reading holds up nobody else. Frames of a client on the same machine lie in memory that it shares; it is mapped
+read-only, and only if the client has given up the right to shrink it, which would kill whoever reads beyond the end.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import mmap
+import os
+import queue
+import signal
+import socket
+import stat
+import struct
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.scorers.api import Scorer
+from vlmsafe.signals.service.client import describe_scorer
+from vlmsafe.signals.service.engine import Engine
+from vlmsafe.signals.service.spec import Address, NotShared, ServiceStopped
+from vlmsafe.signals.service.wire import (
+    Channel,
+    Kind,
+    Layout,
+    Malformed,
+    Message,
+    error_body,
+    fields,
+    frames_limit,
+    kind_of_error,
+    read_attach,
+    read_frames,
+    read_open,
+    read_slot,
+    scores_parts,
+)
+
+F_GET_SEALS, F_ADD_SEALS, F_SEAL_SHRINK = 1034, 1033, 2  # of Linux; Python's fcntl has them from 3.13 on
+
+_FIRST_SECONDS = 10.0  # until a new client has said what it wants
+_MESSAGE_SECONDS = 30.0  # until a message that has begun has come, or an answer has been taken
+_WAIT_SECONDS = 5.0  # between two signs of life while a client waits
+_PARTING_SECONDS = 1.0
+_UNSENT = 64  # answers that a client may leave unread before it is not listened to
+
+Answer = tuple[int, "Future[Any]", Callable[[Any], tuple[Kind, tuple[Any, ...]]]]
+
+
+class Server:
+    """Accepts clients until it is stopped; one engine works for all of them."""
+
+    def __init__(
+        self, listener: socket.socket, engine: Engine | None = None, *, clients: int = 256, python: bool = True
+    ) -> None:
+        """`python` is whether a client may name a scorer of its own making, whose code then runs here."""
+        self.engine = engine or Engine()
+        self._listener, self._most, self._python = listener, clients, python
+        self._connections: set[_Connection] = set()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        listener.settimeout(0.2)
+        self._thread = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish what is queued, refuse what is new, and hang up once everybody has been answered."""
+        self._stopping.set()
+        self._thread.join()
+        self._listener.close()
+        self.engine.stop()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.end()
+        for connection in connections:
+            connection.join()
+
+    @property
+    def clients(self) -> int:
+        with self._lock:
+            return len(self._connections)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                accepted, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:  # out of descriptors, mostly; those who wait are served later
+                print(f"cannot accept a client: {error}", file=sys.stderr, flush=True)
+                self._stopping.wait(1.0)
+                continue
+            accepted.setblocking(True)
+            with self._lock:
+                full = len(self._connections) >= self._most
+                if not full:
+                    connection = _Connection(accepted, self.engine, self._python, self._forget)
+                    self._connections.add(connection)
+            if full:
+                threading.Thread(target=self._turn_away, args=(accepted,), daemon=True).start()
+            else:
+                connection.start()
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        busy = ServiceStopped(f"the service has {self._most} clients already")
+        with suppress(OSError):
+            Channel(connection).send_json(Kind.ERROR, 0, error_body("busy", busy))
+        _part(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+
+
+class _Connection:
+    def __init__(
+        self, connection: socket.socket, engine: Engine, python: bool, forget: Callable[[_Connection], None]
+    ) -> None:
+        self._channel, self._engine, self._python, self._forget = Channel(connection), engine, python, forget
+        if not self._channel.local:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _limit(connection, socket.SO_SNDTIMEO, _MESSAGE_SECONDS)
+        self._key: int | None = None
+        self._scorer: Scorer
+        self._layout: Layout | None = None
+        self._memory: NDArray[np.uint8] | None = None
+        self._answers: queue.Queue[Answer | None] = queue.Queue(_UNSENT)
+        self._reader = threading.Thread(target=self._read, name="reader", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="writer", daemon=True)
+
+    def start(self) -> None:
+        self._reader.start()
+        self._writer.start()
+
+    def end(self) -> None:
+        """Take no more messages; what has been asked is still answered."""
+        with suppress(OSError):
+            self._channel.socket.shutdown(socket.SHUT_RD)
+
+    def join(self) -> None:
+        self._reader.join(_MESSAGE_SECONDS)
+        self._writer.join(_MESSAGE_SECONDS)
+
+    # Reading.
+
+    def _read(self) -> None:
+        number = 0
+        try:
+            while True:
+                message = self._next()
+                number = message.number
+                try:
+                    self._take(message)
+                finally:
+                    if message.fd is not None:
+                        os.close(message.fd)
+        except BlockingIOError:
+            self._refuse(number, "malformed", Malformed("a message did not come in time"))
+        except OSError:  # the client is gone, and nobody waits for what it asked
+            if self._key is not None:
+                self._engine.close(self._key)
+        except Malformed as error:
+            self._refuse(number, "malformed", error)
+        except ServiceStopped as error:
+            self._refuse(number, "stopping", error)
+        except NotShared as error:
+            self._refuse(number, "private", error)
+        except VlmsafeError as error:
+            self._refuse(number, kind_of_error(error), error)
+        finally:
+            self._answers.put(None)
+
+    def _next(self) -> Message:
+        """The next message. A client may be silent for hours, but not in the midst of a message or before its first."""
+        connection = self._channel.socket
+        _limit(connection, socket.SO_RCVTIMEO, _FIRST_SECONDS if self._key is None else 0.0)
+        if not connection.recv(1, socket.MSG_PEEK):
+            raise ConnectionResetError("the client has closed the connection")
+        _limit(connection, socket.SO_RCVTIMEO, _MESSAGE_SECONDS)
+        return self._channel.receive()
+
+    def _take(self, message: Message) -> None:
+        if message.kind is Kind.OPEN and self._key is None:
+            self._open(message)
+        elif message.kind is Kind.NOTES and self._key is not None:
+            env = fields(message.body, {"env": str | None})["env"]
+            self._answer(message.number, Kind.NOTED, {"notes": self._scorer.notes(env)})
+        elif message.kind is Kind.ATTACH and self._key is not None:
+            self._attach(message)
+        elif message.kind is Kind.SCORE and self._layout is not None:
+            self._score(message, self._layout)
+        else:
+            raise Malformed(f"{message.kind.name} is not what comes now")
+
+    def _open(self, message: Message) -> None:
+        spec, prompts = read_open(message.body)
+        if parse_scorer(spec.scorer).kind == "python" and not self._python:
+            raise InputError(f"this service runs no code of its clients, such as '{spec.scorer}'; score without it")
+        opening: Future[Any] = Future()
+        self._answers.put((message.number, opening, lambda content: (Kind.OPENED, (content,))))
+        try:
+            opened = self._engine.open(spec, prompts)
+        except (Exception, SystemExit) as error:  # of the model's libraries, or of a user's own code
+            opening.cancel()
+            if isinstance(error, VlmsafeError):
+                raise
+            raise InputError(f"'{spec.scorer}' cannot be loaded: {type(error).__name__}: {error}") from error
+        self._key, self._scorer = opened.key, opened.scorer
+        opening.set_result(describe_scorer(opened.scorer))
+
+    def _attach(self, message: Message) -> None:
+        layout, through_memory = read_attach(message.body)
+        if through_memory != (message.fd is not None):
+            raise Malformed("frames in memory come with its descriptor, others without one")
+        self._memory = None if message.fd is None else _mapped(message.fd, layout, self._scorer)
+        self._layout = layout
+        self._channel.body_limit = max(self._channel.body_limit, 0 if through_memory else frames_limit(layout))
+        self._answer(message.number, Kind.ATTACHED, {})
+
+    def _score(self, message: Message, layout: Layout) -> None:
+        if self._memory is None:
+            frames = read_frames(message.body, layout)
+        else:
+            slot, count = read_slot(message.body, layout)
+            frames = self._memory[slot, :count]
+        assert self._key is not None
+        found = self._engine.submit(self._key, frames)
+        self._answers.put((message.number, found, lambda rows: (Kind.SCORES, scores_parts(rows))))
+
+    def _answer(self, number: int, kind: Kind, content: Any) -> None:
+        ready: Future[Any] = Future()
+        ready.set_result(content)
+        self._answers.put((number, ready, lambda content: (kind, (content,))))
+
+    def _refuse(self, number: int, kind: str, error: VlmsafeError) -> None:
+        ready: Future[Any] = Future()
+        ready.set_result(error_body(kind, error))
+        self._answers.put((number, ready, lambda content: (Kind.ERROR, (content,))))
+
+    # Writing.
+
+    def _write(self) -> None:
+        broken = False
+        while (answer := self._answers.get()) is not None:
+            if broken:
+                continue  # the reader must not wait for room
+            try:
+                self._send(*answer)
+            except OSError:
+                broken = True
+                self._hang_up()
+        if self._key is not None:
+            self._engine.close(self._key)
+        _part(self._channel.socket)
+        self._forget(self)
+
+    def _send(self, number: int, future: Future[Any], message: Callable[[Any], tuple[Kind, tuple[Any, ...]]]) -> None:
+        try:
+            while True:
+                try:
+                    kind, parts = message(future.result(_WAIT_SECONDS))
+                    break
+                except TimeoutError:
+                    self._channel.send(Kind.WAIT, number)
+        except CancelledError:
+            return
+        except VlmsafeError as error:
+            kind, parts = Kind.ERROR, (error_body(kind_of_error(error), error),)
+        if len(parts) == 1 and isinstance(parts[0], dict):
+            self._channel.send_json(kind, number, parts[0])
+        else:
+            self._channel.send(kind, number, *parts)
+
+    def _hang_up(self) -> None:
+        with suppress(OSError):
+            self._channel.socket.shutdown(socket.SHUT_RDWR)
+
+
+def _mapped(fd: int, layout: Layout, scorer: Scorer) -> NDArray[np.uint8]:
+    """A client's memory as [slots, block, height, width, channels], to be read only."""
+    try:
+        seals = fcntl.fcntl(fd, F_GET_SEALS)
+    except OSError:
+        raise Malformed("the descriptor is not one of shared memory") from None
+    if not seals & F_SEAL_SHRINK:
+        raise Malformed("the memory may still shrink; it must be sealed against it")
+    if os.fstat(fd).st_size != layout.size:
+        raise Malformed(f"the memory has {os.fstat(fd).st_size} bytes, and the frames need {layout.size}")
+    memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED, mmap.PROT_READ)
+    if str(scorer.describe().get("device", "")).startswith("cuda"):
+        from vlmsafe.signals.scorers.batches import pin  # here: torch is loaded with the first model
+
+        pin(memory)  # where it cannot be, frames are copied once more
+    return np.frombuffer(memory, np.uint8).reshape(layout.slots, layout.block, *layout.shape)
+
+
+def _part(connection: socket.socket) -> None:
+    """Close a connection. With messages unread the system would drop the last answer, so they are read first."""
+    with suppress(OSError), connection:
+        connection.shutdown(socket.SHUT_WR)
+        _limit(connection, socket.SO_RCVTIMEO, _PARTING_SECONDS)
+        for _ in range(1024):
+            if not connection.recv(65536):
+                break
+
+
+def _limit(connection: socket.socket, option: int, seconds: float) -> None:
+    """How long a call may take in one direction alone; Python's own timeouts are for both."""
+    connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
+
+
+# Sockets.
+
+
+def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, Callable[[], None]]:
+    """A socket that listens at an address, and how to clean up after it."""
+    if address.kind == "unix":
+        return _listen_unix(Path(address.place).expanduser())
+    if address.kind != "tcp":
+        raise InputError(f"a service cannot listen at '{address}'; expected unix:<path> or tcp:<host>:<port>")
+    try:
+        found = socket.getaddrinfo(address.place, address.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InputError(f"cannot find the host '{address.place}': {error.strerror}") from None
+    if not anywhere and not ipaddress.ip_address(found[4][0]).is_loopback:
+        raise InputError(
+            f"{address.place} can be reached from other machines, and the service asks nobody who they are; take "
+            "127.0.0.1, or say --anywhere if the network is yours alone"
+        )
+    listener = socket.socket(found[0], socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(found[4])
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise RunError(f"cannot listen at {address}: {error.strerror}; is another service there?") from None
+    return listener, lambda: None
+
+
+def _listen_unix(path: Path) -> tuple[socket.socket, Callable[[], None]]:
+    """A socket that its owner alone may use. A lock beside it tells a service at work from what one left behind."""
+    if len(os.fsencode(path)) > 100:
+        raise InputError(f"the path {path} is too long for a socket; choose one of at most 100 characters")
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(f"cannot write beside {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise RunError(f"another service listens at {path}; stop it first, or choose another path") from None
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)  # the socket belongs to its owner alone from the first moment on
+    try:
+        if path.is_symlink() or path.exists():
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise InputError(f"{path} is there and is no socket; choose another path")
+            path.unlink()
+        listener.bind(os.fspath(path))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        os.close(lock)
+        raise InputError(f"cannot listen at {path}: {error.strerror}") from None
+    except BaseException:
+        listener.close()
+        os.close(lock)
+        raise
+    finally:
+        os.umask(before)
+
+    def clean_up() -> None:
+        path.unlink(missing_ok=True)
+        os.close(lock)  # the file stays: to remove it would let two services lock two files of one name
+
+    return listener, clean_up
+
+
+def serve(
+    address: Address,
+    *,
+    engine: Engine | None = None,
+    anywhere: bool = False,
+    python: bool | None = None,
+    clients: int = 256,
+    ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Listen until SIGTERM or SIGINT, then finish what is queued. A second signal ends the process at once."""
+    stopping = threading.Event()
+
+    def stop(number: int, _: Any) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        stopping.set()
+
+    listener, clean_up = listen(address, anywhere=anywhere)
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+        allowed = address.kind == "unix" if python is None else python
+        server = Server(listener, engine, clients=clients, python=allowed)
+        ready()
+        while not stopping.wait(3600.0):
+            pass
+        server.stop()
+    finally:
+        clean_up()

@@ -1,0 +1,81 @@
+"""One scoring service for all runs of a study: which runs ask it, and how it is kept alive on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Protocol
+
+from vlmsafe.errors import RunError
+from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.studies.launchers import start_process, stop_process
+from vlmsafe.training.files import disk_errors, make_directory
+
+_STARTING, _STOPPING = 60.0, 30.0  # seconds
+_PAUSE = 2.0  # seconds between two starts of a service that dies at once
+
+
+class SharedScorer(Protocol):
+    """A service that lives as long as the study."""
+
+    @property
+    def address(self) -> str: ...
+
+    def look(self) -> None:
+        """Called several times a second: start it again, if it died and nobody else does."""
+
+    def close(self) -> None: ...
+
+
+def shares(scorer: str) -> bool:
+    """Whether runs with a scorer are to ask a study's service: models do; code of the user's own stays with its run."""
+    return scorer != "none" and parse_scorer(scorer).is_model
+
+
+def service_name(title: str) -> str:
+    """A name that no other service has, and from which one sees whose it is; short, because it becomes a socket's."""
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', title)[:30].strip('-')}-{uuid.uuid4().hex[:8]}"
+
+
+class LocalScorer:
+    """`vlmsafe serve` on this machine, started again when it dies."""
+
+    def __init__(self, title: str, log: Path) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="vlmsafe-"))
+        self._socket, self._log = self._folder / "scorer", log
+        self.address = f"unix:{self._socket}"
+        self._start()
+        deadline = time.monotonic() + _STARTING
+        while not self._socket.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                raise RunError(f"the scoring service of '{title}' did not start (log: {log})")
+            time.sleep(0.05)
+
+    def _start(self) -> None:
+        make_directory(self._log.parent)
+        words = (sys.executable, "-m", "vlmsafe.cli", "serve", "--socket", str(self._socket))
+        with disk_errors(self._log), self._log.open("ab") as log:
+            # Threads that wait actively would take the cores from the runs that they wait for.
+            self.process = start_process(words, log, {"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
+        self._started = time.monotonic()
+
+    def look(self) -> None:
+        if self.process.poll() is not None and time.monotonic() > self._started + _PAUSE:
+            self._start()
+
+    def close(self) -> None:
+        stop_process(self.process, now=False)
+        try:
+            self.process.wait(_STOPPING)
+        except subprocess.TimeoutExpired:
+            stop_process(self.process, now=True)
+            self.process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)

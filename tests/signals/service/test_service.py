@@ -1,0 +1,433 @@
+"""A service and its clients: the same similarities by either way, and lives that end at the wrong moment."""
+
+import fcntl
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import frame_scorer
+import numpy as np
+import pytest
+from frame_scorer import FrameScorer
+from small_embedded import save_small_embedded
+from small_models import PROMPTS, save_small_clip
+
+from vlmsafe.errors import InputError, RunError
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.scorers import Scorer, make_scorer
+from vlmsafe.signals.scorers.api import ScorerFailure, score_checked
+from vlmsafe.signals.scorers.batches import overlapped
+from vlmsafe.signals.service.client import ServiceScorer
+from vlmsafe.signals.service.engine import Engine
+from vlmsafe.signals.service.server import F_ADD_SEALS, F_SEAL_SHRINK, Server, listen
+from vlmsafe.signals.service.spec import Address, ModelSpec, parse_address
+from vlmsafe.signals.service.wire import Channel, Kind, Layout, attach_body, open_body, slot_body
+
+ONE = PromptSet(*PROMPTS)
+OTHER = PromptSet(("the car drives safely",), ("danger", "the car leaves the road"))
+SPEC = ModelSpec("python:frame_scorer:FrameScorer", device="cpu", batch=8)
+
+
+def frames(count: int, seed: int = 0, size: int = 24) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, size, size, 3), np.uint8)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Place:
+    """An address at which services come and go."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.server: Server | None = None
+
+    def start(self, engine: Engine | None = None, **options) -> Server:
+        listener, self._clean_up = listen(self.address)
+        self.server = Server(listener, engine, **options)
+        return self.server
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.stop()
+            self._clean_up()
+            self.server = None
+
+    def client(self, spec: ModelSpec = SPEC, prompts: PromptSet = ONE, wait: float = 10.0, **options) -> ServiceScorer:
+        return ServiceScorer(self.address, spec, prompts, wait, **options)
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def place(request, tmp_path):
+    address = f"unix:{tmp_path / 'socket'}" if request.param == "unix" else f"tcp:127.0.0.1:{free_port()}"
+    found = Place(parse_address(address))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def local(tmp_path):
+    found = Place(parse_address(f"unix:{tmp_path / 'socket'}"))
+    yield found
+    found.stop()
+
+
+class Patient(Scorer):
+    """Scores when it is let."""
+
+    looks_at = "frame"
+    rules = ("decoupled",)
+    groups = (1, 1)
+
+    def __init__(self) -> None:
+        self.go, self.begun = threading.Event(), threading.Event()
+        self.seen = 0
+
+    def score(self, inputs: np.ndarray) -> np.ndarray:
+        self.begun.set()
+        assert self.go.wait(20.0)
+        self.seen += len(inputs)
+        return (inputs[:, 0, 0, :2] / 255.0).astype(np.float32)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", ["clip", "embedded"])
+def test_a_service_gives_what_a_private_scorer_gives_bit_for_bit(tmp_path, place, kind):
+    if kind == "clip":
+        save_small_clip(tmp_path / "clip")
+        name = f"clip:{tmp_path / 'clip'}"
+    else:
+        name = f"embedded:{save_small_embedded(tmp_path / 'weights.safetensors')}"
+    place.start()
+    settings = {"device": "cpu", "batch": 16}
+    for prompts in (ONE, OTHER):
+        private = make_scorer(name, prompts, **settings)
+        shared = make_scorer(name, prompts, **settings, service=str(place.address))
+        assert isinstance(shared, ServiceScorer)
+        for attribute in ("looks_at", "rules", "bounds", "calibrated", "frames", "groups"):
+            assert getattr(shared, attribute) == getattr(private, attribute), attribute
+        assert shared.describe() == {**private.describe(), "service": str(place.address)}
+        assert shared.notes("gym:Other-v0") == private.notes("gym:Other-v0")
+        for count in (1, 16, 0, 5, 67):
+            block = np.concatenate([frames(count, count)] * private.frames, axis=-1)
+            np.testing.assert_array_equal(score_checked(shared, block), score_checked(private, block))
+        shared.close()
+    assert len(place.server.engine.describe()) == 1
+
+
+def test_many_clients_at_once_get_their_own_answers(place):
+    place.start()
+
+    def work(seed: int) -> bool:
+        scorer, expected = place.client(), FrameScorer(ONE)
+        blocks = [frames(1 + (7 * seed + n) % 20, 100 * seed + n) for n in range(12)]
+        found = overlapped(scorer.begin([(scorer, block)]) for block in blocks)
+        scorer.close()
+        return all(np.array_equal(rows, expected.score(block)) for (rows,), block in zip(found, blocks, strict=True))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    wait_until(lambda: place.server.clients == 0)
+
+
+def test_several_blocks_may_be_under_way(local):
+    scorer = Patient()
+    local.start(Engine(make=lambda spec, prompts: scorer))
+    client = local.client()
+    first, second = (client.begin([(client, frames(8, seed))]) for seed in (1, 2))
+    assert scorer.begun.wait(10.0)
+    scorer.go.set()
+    np.testing.assert_allclose(second()[0], frames(8, 2)[:, 0, 0, :2] / 255.0, rtol=1e-6)
+    np.testing.assert_allclose(first()[0], frames(8, 1)[:, 0, 0, :2] / 255.0, rtol=1e-6)
+    client.close()
+
+
+def test_frames_of_another_size_are_scored_too(place):
+    place.start()
+    client, expected = place.client(), FrameScorer(ONE)
+    for size in (24, 32, 24):
+        np.testing.assert_array_equal(client.score(frames(9, size=size)), expected.score(frames(9, size=size)))
+    client.close()
+
+
+def test_a_view_of_frames_is_scored_like_a_copy(local):
+    local.start()
+    client, block = local.client(), frames(10)
+    np.testing.assert_array_equal(client.score(block[::-2]), FrameScorer(ONE).score(block[::-2].copy()))
+    client.close()
+
+
+def test_errors_of_a_scorer_reach_the_run_that_caused_them_and_no_other(local, monkeypatch):
+    local.start()
+    failing = local.client(ModelSpec("python:frame_scorer:FailingScorer", device="cpu", batch=8))
+    fine = local.client()
+    for _ in range(2):
+        failing.score(frames(3))
+    with pytest.raises(ScorerFailure, match=r"'python:frame_scorer:FailingScorer' raised MemoryError: out of") as error:
+        failing.score(frames(3))
+    assert "in score" in error.value.details
+    loud = local.client(ModelSpec("python:frame_scorer:LoudScorer", device="cpu"))
+    with pytest.raises(InputError, match="the scorer LoudScorer gave similarities from"):
+        loud.score(frames(2))
+    assert fine.score(frames(2)).shape == (2, 5)
+    for client in (failing, fine, loud):
+        client.close()
+
+
+def test_a_model_that_is_not_there_is_the_users_error(place):
+    place.start()
+    with pytest.raises(InputError, match="there is no file"):
+        place.client(ModelSpec("embedded:/nowhere/weights.safetensors", device="cpu"))
+    with pytest.raises(InputError, match="device 'cuda:7' is not there"):
+        place.client(ModelSpec("embedded", device="cuda:7"))
+
+
+def test_scorers_of_anything_but_frames_stay_in_the_run(local):
+    local.start()
+    for name in ("oracle", "noise", "constant:0.5", "rnd"):
+        assert not isinstance(make_scorer(name, None, observation=3, service=str(local.address)), ServiceScorer)
+    assert make_scorer("python:own_scorers:Blind", ONE, service=str(local.address)).looks_at == "observation"
+
+
+# A service that goes away.
+
+
+def test_a_client_waits_for_a_service_to_start(place):
+    threading.Timer(0.5, place.start).start()
+    client = place.client()
+    assert client.score(frames(3)).shape == (3, 5)
+    client.close()
+
+
+def test_a_client_whose_service_does_not_start_says_so_in_time(place):
+    begun = time.monotonic()
+    with pytest.raises(RunError, match=r"has been away for 0\.5 seconds .*vlmsafe serve.*resume"):
+        place.client(wait=0.5)
+    assert time.monotonic() - begun < 5.0
+
+
+def test_what_was_not_answered_is_asked_again_when_the_service_comes_back(place):
+    first, expected = Patient(), FrameScorer(ONE)
+    place.start()
+    client = place.client(slots=3)
+    np.testing.assert_array_equal(client.score(frames(5, 9)), expected.score(frames(5, 9)))
+    blocks = [frames(8, seed) for seed in range(3)]
+    place.server._stopping.set()
+    finish = [client.begin([(client, block)]) for block in blocks]
+    for connection in list(place.server._connections):  # as when the process is killed
+        connection._hang_up()
+    place.stop()
+    threading.Timer(0.5, place.start).start()
+    for block, done in zip(blocks, finish, strict=True):
+        np.testing.assert_array_equal(done()[0], expected.score(block))
+    client.close()
+    assert not first.seen
+
+
+def test_a_service_that_comes_back_with_another_model_is_refused(place, monkeypatch):
+    place.start()
+    client = place.client()
+    client.score(frames(2))
+    place.stop()
+    monkeypatch.setattr(frame_scorer.FrameScorer, "__init__", _otherwise(frame_scorer.FrameScorer.__init__))
+    place.start()
+    with pytest.raises(RunError, match="came back with another model: similarities of the same picture differ by"):
+        client.score(frames(2))
+    client.close()
+
+
+def _otherwise(init: Callable[..., None]) -> Callable[..., None]:
+    def made(self: FrameScorer, prompts: PromptSet) -> None:
+        init(self, prompts)
+        self._weights = -self._weights
+
+    return made
+
+
+def test_a_run_that_is_given_up_does_not_wait_for_its_service(place):
+    place.start()
+    client = place.client(wait=60.0)
+    client.score(frames(2))
+    place.stop()
+    with ThreadPoolExecutor(1) as pool:
+        scoring = pool.submit(client.score, frames(2))
+        time.sleep(0.3)
+        client.close()
+        with pytest.raises(RunError, match="given up"):
+            scoring.result(5.0)
+    place.start()
+    assert client.score(frames(2)).shape == (2, 5), "a closed client connects again"
+    client.close()
+
+
+def test_stopping_answers_what_is_queued_and_sends_the_others_away(place):
+    scorer = Patient()
+    server = place.start(Engine(make=lambda spec, prompts: scorer))
+    client = place.client()
+    waiting = [client.begin([(client, frames(8, seed))]) for seed in range(3)]
+    assert scorer.begun.wait(10.0)
+    stopping = threading.Thread(target=place.stop)
+    stopping.start()
+    wait_until(lambda: server.engine._stopping)
+    scorer.go.set()
+    for seed, finish in enumerate(waiting):
+        np.testing.assert_allclose(finish()[0], frames(8, seed)[:, 0, 0, :2] / 255.0, rtol=1e-6)
+    stopping.join(20.0)
+    assert not stopping.is_alive()
+    client._wait = 0.3
+    with pytest.raises(RunError, match="has been away"):
+        client.score(frames(1))
+
+
+# Clients that go away.
+
+
+def test_a_client_that_dies_while_waiting_is_forgotten(local):
+    scorer = Patient()
+    server = local.start(Engine(make=lambda spec, prompts: scorer))
+    dying, there = local.client(), local.client()
+    held = dying.begin([(dying, frames(8, 1))])
+    assert scorer.begun.wait(10.0)
+    left = [dying.begin([(dying, frames(8, seed))]) for seed in range(2)]
+    wait_until(lambda: sum(client.waiting for client in server.engine._clients.values()) == 16)
+    dying._channel.socket.close()
+    wait_until(lambda: server.clients == 1 or len(server.engine._clients) == 1)
+    scorer.go.set()
+    assert there.score(frames(1)).shape == (1, 2)
+    wait_until(lambda: server.clients == 1)
+    assert scorer.seen == 9, "what it left in the queue was not scored"
+    assert held
+    assert left
+    there.close()
+
+
+def test_a_client_that_stops_reading_holds_up_nobody(local):
+    local.start()
+    raw = socket.socket(socket.AF_UNIX)
+    raw.connect(local.address.place)
+    channel = Channel(raw)
+    channel.send_json(Kind.OPEN, 0, open_body(SPEC, ONE))
+    layout = Layout((8, 8, 3), 8, 1)
+    fd = os.memfd_create("frames", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, layout.size)
+    fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
+    channel.send_json(Kind.ATTACH, 0, attach_body(layout, True), fd)
+    raw.settimeout(0.5)
+
+    def ask_on_and_on() -> None:
+        for number in range(200_000):
+            channel.send(Kind.SCORE, number, slot_body(0, 8))
+
+    with pytest.raises(TimeoutError):  # the service no longer listens to it
+        ask_on_and_on()
+    client = local.client()
+    assert client.score(frames(20)).shape == (20, 5)
+    client.close()
+    raw.close()
+    os.close(fd)
+    wait_until(lambda: local.server.clients == 0)
+
+
+def test_there_is_an_end_to_clients(local):
+    local.start(clients=1)
+    first = local.client()
+    with pytest.raises(RunError, match="has 1 clients already"):
+        local.client(wait=0.3)
+    first.close()
+    wait_until(lambda: local.server.clients == 0)
+    local.client().close()
+
+
+# The process.
+
+
+def serve(*arguments: str) -> subprocess.Popen[str]:
+    tests = Path(__file__).parents[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vlmsafe.cli", "serve", *arguments],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}:{tests}"},
+    )  # fmt: skip
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    if "listening" not in line:
+        process.wait(20.0)
+        raise RunError(line + process.stderr.read())
+    return process
+
+
+def test_the_command_serves_refuses_a_second_and_replaces_a_killed_one(tmp_path):
+    path = tmp_path / "socket"
+    first = serve("--socket", str(path))
+    try:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        client = ServiceScorer(parse_address(f"unix:{path}"), SPEC, ONE, 30.0)
+        expected = FrameScorer(ONE).score(frames(5))
+        np.testing.assert_array_equal(client.score(frames(5)), expected)
+        with pytest.raises(RunError, match="another service listens at"):
+            serve("--socket", str(path))
+        first.kill()
+        first.wait()
+        assert path.exists(), "it left its socket behind"
+        second = serve("--socket", str(path))
+        try:
+            np.testing.assert_array_equal(client.score(frames(5)), expected)
+            second.send_signal(signal.SIGTERM)
+            assert second.wait(20.0) == 0
+            assert not path.exists()
+        finally:
+            second.kill()
+        client.close()
+    finally:
+        first.kill()
+
+
+def test_it_listens_to_this_machine_alone_unless_told_otherwise(tmp_path):
+    with pytest.raises(InputError, match="can be reached from other machines"):
+        listen(parse_address("tcp:0.0.0.0:7711"))
+    listener, _ = listen(parse_address(f"tcp:0.0.0.0:{free_port()}"), anywhere=True)
+    listener.close()
+    (tmp_path / "file").write_text("a user's own")
+    with pytest.raises(InputError, match="is no socket"):
+        listen(parse_address(f"unix:{tmp_path / 'file'}"))
+    assert (tmp_path / "file").read_text() == "a user's own"
+    with pytest.raises(InputError, match="too long for a socket"):
+        listen(parse_address(f"unix:{tmp_path / ('x' * 100)}"))
+    with pytest.raises(InputError, match="cannot write beside"):
+        listen(parse_address(f"unix:{tmp_path / 'nowhere' / 'socket'}"))
+
+
+def test_code_of_clients_runs_only_where_that_is_allowed(local):
+    local.start(python=False)
+    with pytest.raises(InputError, match="runs no code of its clients"):
+        local.client()
+
+
+@pytest.mark.parametrize("wrong", ["", "unix:", "tcp:host", "tcp:host:99999", "tcp::80", "http://host", "/tmp/socket"])
+def test_addresses_that_are_none_are_refused(wrong):
+    with pytest.raises(InputError, match="is no address of a scoring service"):
+        parse_address(wrong)
+
+
+def test_a_client_needs_no_torch_and_a_service_no_simulator():
+    """A run on a small machine asks one on a machine that has a GPU and little else."""
+    absent = ("gymnasium", "polars", "msgspec", "tyro", "rich", "threadpoolctl", "metadrive", "torchvision")
+    for module, without in (("client", ("torch", "transformers", *absent)), ("server", ("transformers", *absent))):
+        code = f"import sys; sys.modules.update(dict.fromkeys({without})); import vlmsafe.signals.service.{module}"
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

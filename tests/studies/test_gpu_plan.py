@@ -1,0 +1,77 @@
+"""GPU-hours with a GPU in every run and with a shared service: the arithmetic, and what is counted."""
+
+import pytest
+
+from vlmsafe.cli import main
+from vlmsafe.errors import EXIT_BAD_INPUT
+from vlmsafe.studies.gpu_plan import ALONE, BFLOAT16, FLOAT32, SERVICE, gpu_plan, gpu_speeds, notes
+from vlmsafe.studies.plan import Speeds
+from vlmsafe.studies.study_yaml import parse_study
+
+STUDY = """\
+name: small
+question: How long?
+environments: [speeding]
+seeds: [1, 2]
+total_steps: 3600
+settings: {steps_per_epoch: 1200, num_envs: 2, learner.update_iters: 10}
+arms:
+  ppo-lag: {method: ppo-lag}
+  clip: {method: vlm-ppo-lag, settings: {signal.scorer: clip, signal.prompts: metadrive, signal.every: 4}}
+"""
+MODEL = "clip:openai/clip-vit-base-patch32"
+SPEEDS = Speeds(
+    {("speeding", "step"): 1.0, ("speeding", "frame"): 0.4, ("speeding", "start"): 3.0, ("ppo-lag", "pass"): 0.1}
+)
+RATES = {(MODEL, ALONE): 2.0, (MODEL, FLOAT32): 10.0, (MODEL, BFLOAT16): 50.0}
+
+
+def test_a_run_holds_its_gpu_all_the_time_and_a_service_only_works_while_it_scores():
+    (row,) = gpu_plan([parse_study(STUDY, "")], SPEEDS, RATES)
+    # A step and ten passes, and every fourth step a frame; two workers are started.
+    plain, signalled = 3600 * 2.0 + 6, 3600 * 2.1 + 6
+    assert (row.runs, row.known, row.frames) == (4, 4, 2 * 900)
+    assert row.core_hours == pytest.approx(2 * (plain + signalled) / 3600)
+    assert row.per_run == pytest.approx(2 * (plain / 2 + signalled / 2 + 900 / 2.0) / 3600)
+    assert row.per_run_batched == pytest.approx(2 * (plain / 2 + signalled / 2) / 3600)
+    assert row.shared_float32 == pytest.approx(2 * 900 / 10.0 / 3600)
+    assert row.shared_bfloat16 == pytest.approx(2 * 900 / 50.0 / 3600)
+    (measured,) = gpu_plan([parse_study(STUDY, "")], SPEEDS, {**RATES, (MODEL, SERVICE): 30.0})
+    assert measured.shared_bfloat16 == pytest.approx(2 * 900 / 30.0 / 3600)
+
+
+def test_a_run_of_several_studies_is_counted_once_unless_one_wants_its_own():
+    first, again = (parse_study(STUDY.replace("small", name), "") for name in ("one", "two"))
+    other = parse_study(STUDY.replace("small", "three").replace("[1, 2]", "[2, 3]"), "")
+    own = parse_study(STUDY.replace("small", "four") + "independent: true\n", "")
+    rows = gpu_plan([first, again, other, own], SPEEDS, RATES)
+    assert [row.runs for row in rows] == [4, 0, 2, 4]
+
+
+def test_models_that_were_not_measured_are_left_out_and_said():
+    large = parse_study(STUDY.replace("scorer: clip", "scorer: 'clip:openai/clip-vit-large-patch14'"), "")
+    rows = gpu_plan([large], SPEEDS, RATES)
+    assert (rows[0].runs, rows[0].known, rows[0].frames) == (4, 2, 0)
+    said = "\n".join(notes(rows, RATES))
+    assert "left out: 2 runs" in said
+    assert "the service's own rate was not measured" in said
+    assert "end to end" in "\n".join(notes(rows, {**RATES, (MODEL, SERVICE): 30.0}))
+
+
+def test_the_papers_runs_are_planned_with_what_was_measured(capsys):
+    rates = gpu_speeds()
+    assert rates[MODEL, ALONE] < rates[MODEL, FLOAT32] < rates[MODEL, BFLOAT16]
+    main(["study", "plan", "--all"])
+    said = capsys.readouterr().out
+    assert "generalisation" in said
+    assert "measured: seconds per step" in said
+    assert "extrapolated: " in said
+    assert "the paper reports 4,222 GPU-hours" in said
+
+
+def test_a_plan_is_of_one_study_or_of_all(capsys):
+    for words in (["study", "plan"], ["study", "plan", "demo", "--all"]):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == EXIT_BAD_INPUT
+        assert "name a study, or say --all" in capsys.readouterr().err.replace("\n", " ")
