@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers.clip import ClipScorer, compiled
+from vlmsafe.signals.scorers.clip import ClipScorer
 from vlmsafe.signals.scorers.embedded import SHIPPED
 from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 from vlmsafe.signals.scorers.images import Preprocessing
@@ -103,23 +103,6 @@ def measure_latency(score: Score, frame: Frames, passes: int) -> tuple[float, fl
         if number >= WARM_UP:
             times.append(1e3 * (time.perf_counter() - begun))
     return statistics.mean(times), statistics.median(times)
-
-
-def measure_tower(scorer: ClipScorer, batch: int, rounds: int) -> float:
-    """Frames per second of the compiled vision tower on pixels that lie on the device."""
-    tower = compiled(scorer._tower, torch.device("cuda"))
-    inputs = [torch.randn(batch, 3, PIXELS, PIXELS, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    count = max(10, 16_384 // batch)
-    rates = []
-    with torch.inference_mode():
-        for _ in range(rounds + 1):  # the first does not count
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            for number in range(count):
-                tower(inputs[number % 2])
-            torch.cuda.synchronize()
-            rates.append(count * batch / (time.perf_counter() - begun))
-    return statistics.median(rates[1:])
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -186,12 +169,14 @@ def compare_latency(model: Any, texts: torch.Tensor, options: argparse.Namespace
 
 def measure_gpu(model: Any, texts: torch.Tensor, options: argparse.Namespace, frames: Frames) -> dict[str, Any]:
     """bfloat16 and compiled: the tower alone, and from host memory, for each size of batch."""
+    from service_load import tower_alone
+
     rows, found = [], {}
     for batch in options.batches:
         torch.compiler.reset()  # it keeps a limited number of versions
         scorer = make_scorer(model, texts, "cuda", "bfloat16, compiled", batch)
         scorer.score(frames[: 2 * batch])
-        tower = measure_tower(scorer, batch, options.rounds)
+        tower = tower_alone(scorer, "cuda", batch, options.rounds)
         rates = take_turns({"": (scorer.score, frames)}, options.rounds)[""]
         whole = statistics.median(rates)
         rows.append((str(batch), f"{tower:,.0f}", f"{whole:,.0f}", f"{100 * whole / tower:.0f} %"))

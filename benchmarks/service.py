@@ -1,18 +1,19 @@
 """Eight runs with one scoring service against eight with a scorer each: memory, throughput, and that results are equal.
 
     python benchmarks/service.py [--runs 8] [--blocks 2] [--block 64] [--rounds 2] [--precision bfloat16] [--json FILE]
+    python benchmarks/service.py --device cuda --precision bfloat16 --compile --blocks 200
 
 Every simulated run is a process that has imported torch, as a run has, and scores blocks of frames of 256 x 256 with
-CLIP ViT-B/32 on the CPU (random weights, made on the spot). Privately each holds the model; shared, one service does.
-Either way every process that holds a model may use all cores. Memory is the proportional set size of the kernel (PSS:
-pages that processes share are counted once in all): for private runs what a process has after scoring beyond what it
-had before its scorer was made, added up; for the service all of its process, torch included, and what the runs that ask
-it have beyond what they had before. The two sides take turns, and medians are given. Ends with 1 where memory falls by
-less than four times, or throughput falls.
+CLIP ViT-B/32 (random weights, made on the spot). Privately each holds the model; shared, one service does. Either way
+every process that holds a model may use all cores. Memory is the proportional set size of the kernel (PSS: pages that
+processes share are counted once in all): for private runs what a process has after scoring beyond what it had before
+its scorer was made, added up; for the service all of its process, torch included, and what the runs that ask it have
+beyond what they had before. On a GPU the memory that is compared is the GPU's, all that is taken there. The two sides
+take turns, and medians are given. Ends with 1 where memory falls by less than four times, or throughput falls.
 
-In float32 the libraries map the file of weights as it is, so that private scorers share its pages and gain less by a
-service; bfloat16 is converted, and each then has its own. Rates need a machine with nothing else to do: beside other
-work, eight processes get more of the cores than one.
+In float32 on the CPU the libraries map the file of weights as it is, so that private scorers share its pages and gain
+less by a service; bfloat16 is converted, and each then has its own. Rates need a machine with nothing else to do:
+beside other work, eight processes get more of the cores than one.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ def simulate_run(given: dict[str, Any]) -> None:
     scorer = make_scorer(
         f"clip:{given['model']}",
         load_prompts(PROMPTS),
-        device="cpu",
+        device=given["device"],
         precision=given["precision"],
+        compile=given["compile"],
         batch=given["block"],
         service=given["service"],
     )
@@ -83,7 +85,7 @@ class Runs:
     def __init__(self, options: argparse.Namespace, model: Path, service: str) -> None:
         given = {
             "block": options.block, "blocks": options.blocks, "model": str(model), "service": service,
-            "precision": options.precision,
+            "precision": options.precision, "device": options.device, "compile": options.compile,
         }  # fmt: skip
         self.processes = [
             subprocess.Popen(
@@ -115,8 +117,28 @@ class Runs:
             process.communicate(timeout=120.0)
 
 
-def measure(options: argparse.Namespace, model: Path, service: str, server: int | None) -> dict[str, Any]:
+def gpu_memory() -> float:
+    """Bytes taken on the GPU, by whomever."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    return float(total - free)
+
+
+def measure(options: argparse.Namespace, model: Path, shared: bool) -> dict[str, Any]:
     """Memory and frames per second of all runs together, and what they found."""
+    from service_load import service
+
+    taken = gpu_memory() if options.device == "cuda" else 0.0
+    if not shared:
+        return measure_runs(options, model, "", None, taken)
+    with service() as (address, process):
+        return measure_runs(options, model, address, process.pid, taken)
+
+
+def measure_runs(
+    options: argparse.Namespace, model: Path, service: str, server: int | None, taken: float
+) -> dict[str, Any]:
     runs = Runs(options, model, service)
     for _ in ("imported", "measured"):
         runs.next()
@@ -127,12 +149,14 @@ def measure(options: argparse.Namespace, model: Path, service: str, server: int 
     digests = [found["digest"] for found in runs.next()]
     seconds = time.perf_counter() - begun
     serving = memory_of(server) if server is not None else 0.0
+    on_gpu = gpu_memory() - taken if options.device == "cuda" else 0.0
     runs.go()
     memory = runs.next()
     runs.go()
     runs.close()
     own = sum(found["after"] - found["before"] for found in memory)
     return {
+        "gpu_memory": on_gpu,
         "scorer_memory": own + serving,
         "all_memory": sum(found["after"] for found in memory) + serving,
         "frames_per_second": options.runs * options.blocks * options.block / seconds,
@@ -145,6 +169,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--blocks", type=int, default=2, help="blocks that each run scores")
     parser.add_argument("--block", type=int, default=64, help="frames of a block")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--rounds", type=int, default=2, help="how often each side takes its turn")
     parser.add_argument("--tiny", action="store_true", help="a small model, to see that all works")
@@ -155,33 +181,35 @@ def main() -> None:
         simulate_run(json.loads(options.as_run))
         return
 
-    from service_load import save_random_clip, service
+    from service_load import save_random_clip
 
     sides: dict[str, list[dict[str, Any]]] = {"private": [], "shared": []}
     with tempfile.TemporaryDirectory(prefix="vlmsafe-model-") as name:
         save_random_clip(Path(name), options.tiny)
         for _ in range(options.rounds):
-            sides["private"].append(measure(options, Path(name), "", None))
-            with service() as (address, process):
-                sides["shared"].append(measure(options, Path(name), address, process.pid))
+            for side, rounds in sides.items():
+                rounds.append(measure(options, Path(name), side == "shared"))
     equal = len({tuple(found["digests"]) for rounds in sides.values() for found in rounds}) == 1
     medians = {
         side: {key: statistics.median(found[key] for found in rounds) for key in rounds[0] if key != "digests"}
         for side, rounds in sides.items()
     }
     private, shared = medians["private"], medians["shared"]
-    memory = private["scorer_memory"] / shared["scorer_memory"]
+    compared = "scorer_memory" if options.device == "cpu" else "gpu_memory"
+    memory = private[compared] / shared[compared]
     speed = shared["frames_per_second"] / private["frames_per_second"]
     print(
-        f"{options.runs} runs, {options.blocks} blocks of {options.block} frames each, {options.precision}, "
-        f"{os.cpu_count()} cores"
+        f"{options.runs} runs, {options.blocks} blocks of {options.block} frames each, {options.device}, "
+        f"{options.precision}{', compiled' * options.compile}, {os.cpu_count()} cores"
     )
     for side, found in medians.items():
         print(
             f"  {side:8} scorers {found['scorer_memory'] / 2**20:8,.0f} MiB, all processes "
-            f"{found['all_memory'] / 2**20:8,.0f} MiB, {found['frames_per_second']:8.2f} frames/s"
+            f"{found['all_memory'] / 2**20:8,.0f} MiB, on the GPU {found['gpu_memory'] / 2**20:8,.0f} MiB, "
+            f"{found['frames_per_second']:8.2f} frames/s"
         )
-    print(f"  scorer memory {memory:.2f} times lower, throughput {speed:.2f} times, results equal: {equal}")
+    where = "scorers' memory" if options.device == "cpu" else "memory of the GPU"
+    print(f"  {where} {memory:.2f} times lower, throughput {speed:.2f} times, results equal: {equal}")
     if options.json:
         options.json.write_text(json.dumps({**sides, "memory": memory, "throughput": speed}, indent=2) + "\n")
     if not equal or (not options.tiny and (memory < AIM_MEMORY or speed < 1.0)):

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers.clip import ClipScorer, compiled
+from vlmsafe.signals.scorers.batches import Recorded
+from vlmsafe.signals.scorers.clip import ClipScorer, Precision, compiled
 
 AIM_RATE, AIM_SHARE, AIM_MILLISECONDS = 30_000.0, 0.70, 100.0
 PROMPTS = "metadrive"
@@ -140,24 +142,23 @@ class Clients:
             process.wait(60.0)
 
 
-def model_alone(folder: Path, device: str, batch: int, rounds: int) -> float:
+def tower_alone(scorer: ClipScorer, device: str, batch: int, rounds: int) -> float:
     """Frames per second of the vision tower on pixels that lie on the device, which scoring could reach at best."""
     gpu = device == "cuda"
     precision = torch.bfloat16 if gpu else torch.float32
-    scorer = ClipScorer.load(
-        str(folder), load_prompts(PROMPTS), device=device, precision="bfloat16" if gpu else "float32", batch=batch
-    )
-    tower = compiled(scorer._tower, torch.device(device)) if gpu else scorer._tower
     inputs = [torch.randn(batch, 3, 224, 224, device=device, dtype=precision) for _ in range(2)]
     count = max(10, 16_384 // batch) if gpu else 2
     synchronise: Callable[[], None] = torch.cuda.synchronize if gpu else lambda: None
     rates = []
     with torch.inference_mode():
+        towers: list[Callable[[], Any]] = [
+            Recorded(compiled(scorer._tower), pixels) if gpu else partial(scorer._tower, pixels) for pixels in inputs
+        ]
         for number in range(rounds + 1):  # the first does not count
             synchronise()
             begun = time.perf_counter()
             for step in range(count):
-                tower(inputs[step % 2])
+                towers[step % 2]()
             synchronise()
             if number:
                 rates.append(count * batch / (time.perf_counter() - begun))
@@ -173,10 +174,15 @@ def measure_service(device: str, *, clients: int, batches: list[int], seconds: f
         folder = Path(name)
         save_random_clip(folder, tiny)
         for batch in batches:
-            alone = model_alone(folder, device, batch, rounds)
+            precision: Precision = "bfloat16" if gpu else "float32"
+            scorer = ClipScorer.load(
+                str(folder), load_prompts(PROMPTS), device=device, precision=precision, batch=batch
+            )
+            alone = tower_alone(scorer, device, batch, rounds)
+            del scorer
             torch.compiler.reset()
             spec = {
-                "scorer": f"clip:{folder}", "device": device, "precision": "bfloat16" if gpu else "float32",
+                "scorer": f"clip:{folder}", "device": device, "precision": precision,
                 "compile": gpu, "batch": batch,
             }  # fmt: skip
             given = {"spec": spec, "prompts": PROMPTS, "block": block, "frame": FRAME, "blocks": 2 if tiny else 4}

@@ -119,7 +119,7 @@ def test_prompts_that_share_a_model_share_its_weights(models):
 @pytest.mark.parametrize("kind", ["clip"])
 def test_full_batches_hold_frames_of_several_clients_and_change_nothing(models, kind, monkeypatch):
     """Compiled code takes full batches; here it is the plain code in its place, which takes seconds less."""
-    monkeypatch.setattr("vlmsafe.signals.scorers.clip.compiled", lambda program, device: program)
+    monkeypatch.setattr("vlmsafe.signals.scorers.clip.compiled", lambda program: program)
     spec = ModelSpec(models[kind], device="cpu", compile=True, batch=16)
     private = {p: make_scorer(models[kind], p, device="cpu", compile=True, batch=16) for p in (ONE, OTHER)}
     engine = Engine(fill_seconds=0.2)
@@ -322,4 +322,19 @@ def test_clients_that_share_batches_on_a_gpu_get_what_private_scorers_give(model
         found = [future.result(300.0) for future in futures]
     for (prompts, _, block), rows in zip(clients, found, strict=True):
         np.testing.assert_array_equal(rows, make_scorer(models[kind], prompts, **settings).score(block))
+    engine.stop()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_several_compiled_models_work_beside_each_other_on_a_gpu(models):
+    """Each in its thread, and at the same time."""
+    engine = Engine()
+    specs = [ModelSpec(models["clip"], "cuda", "bfloat16", compile=True, batch=batch) for batch in (4, 8, 16)]
+    keys = [engine.open(spec, ONE).key for spec in specs]
+    block = frames(20, 1)
+    for _ in range(20):
+        futures = [engine.submit(key, block) for key in keys]
+        found = [future.result(300.0) for future in futures]
+        for rows in found:
+            np.testing.assert_allclose(rows, found[0], rtol=0, atol=2e-2)
     engine.stop()

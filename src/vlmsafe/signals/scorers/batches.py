@@ -60,8 +60,9 @@ def together(embed: Embed, parts: Sequence[Part], batch: int) -> list[Similariti
 class Pipeline:
     """Frames in host memory through a model on the GPU, in full batches, with the copies beside the computation."""
 
-    def __init__(self, device: torch.device, batch: int, frame: tuple[int, ...]) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, batch: int, frame: tuple[int, ...], *, record: bool = False) -> None:
+        """`record` is whether the model is recorded at its first batches, for which it must always compute alike."""
+        self._device, self._record = device, record
         self._copying = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stages = [_Stage(device, (batch, *frame)) for _ in range(2)]
         self._number = 0
@@ -71,9 +72,15 @@ class Pipeline:
 
         At most one more may begin before that.
         """
+        with torch.cuda.device(self._device):
+            return self._begin(embed, parts)
+
+    def _begin(self, embed: Embed, parts: Sequence[Part]) -> Callable[[], list[Similarities]]:
         stage = self._stages[self._number % 2]
         self._number += 1
         computing = torch.cuda.current_stream(self._device)
+        if self._record and stage.recorded is None:
+            stage.recorded = Recorded(embed, stage.frames)
         stage.copied.synchronize()  # its pinned buffer is free again
         start = 0
         with torch.cuda.stream(self._copying):
@@ -88,8 +95,8 @@ class Pipeline:
                 start += len(frames)
             stage.copied.record(self._copying)
         computing.wait_event(stage.copied)
-        # The next run of a recorded program overwrites its output; by then the products have been computed.
-        found = _rows(embed(stage.frames), parts)
+        # The stage's next batch overwrites what was recorded; by then the products have been computed.
+        found = _rows(embed(stage.frames) if stage.recorded is None else stage.recorded(), parts)
         stage.computed.record(computing)
         rows = [torch.empty(part.shape, pin_memory=True).copy_(part, non_blocking=True) for part in found]
         done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # spinning would take a core
@@ -110,6 +117,32 @@ class _Stage:
         self.frames = torch.zeros(shape, dtype=torch.uint8, device=device)
         self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.computed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.recorded: Recorded | None = None
+
+
+class Recorded:
+    """A model's work on one buffer, recorded once and then started as a whole.
+
+    To start its kernels one by one takes longer than a GPU needs for a batch of 64. Torch can record what it compiles,
+    too, but such a recording belongs to the thread that made the first one in the process, and a service has a
+    thread for each model.
+    """
+
+    def __init__(self, embed: Embed, frames: Tensor) -> None:
+        computing, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(computing)
+        with torch.cuda.stream(aside):
+            for _ in range(3):  # whatever is compiled, chosen or allocated at first must not be recorded
+                embed(frames)
+        computing.wait_stream(aside)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._found = embed(frames)
+
+    def __call__(self) -> Tensor:
+        """The unit vectors of the frames that are in the buffer now; the next call overwrites them."""
+        self._graph.replay()
+        return self._found
 
 
 def pin(memory: mmap.mmap) -> bool:

@@ -186,8 +186,8 @@ class ClipScorer(Scorer):
             self._preprocessing, size, pixels=getattr(torch, self._precision), products=products
         ).to(self._device)
         module = nn.Sequential(preparation, self._tower)
-        embed: Callable[[Tensor], Tensor] = compiled(module, self._device) if self._compile else module
-        pipeline = Pipeline(self._device, self.batch, (*size, 3)) if on_gpu else None
+        embed: Callable[[Tensor], Tensor] = compiled(module) if self._compile else module
+        pipeline = Pipeline(self._device, self.batch, (*size, 3), record=self._compile) if on_gpu else None
 
         @torch.inference_mode()
         def begin(parts: Sequence[Part]) -> Callable[[], list[Similarities]]:
@@ -197,13 +197,13 @@ class ClipScorer(Scorer):
             return lambda: found
 
         if self._compile:
-            self._warm_up(begin, size, 3 if on_gpu else 1)
+            self._warm_up(begin, size, 2 if on_gpu else 1)
         return begin
 
     def _warm_up(
         self, begin: Callable[[Sequence[Part]], Callable[[], list[Similarities]]], size: Size, times: int
     ) -> None:
-        """Have the code generated and, on a GPU, recorded, which takes the first three batches."""
+        """Have the code generated and, on a GPU, recorded for both of its buffers."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -215,13 +215,9 @@ class ClipScorer(Scorer):
             raise InputError(f"torch cannot compile the model ({first_line(error)}); leave compile off") from error
 
 
-def compiled(program: nn.Module, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A program with code generated for one shape.
-
-    On a GPU it is also recorded and started as a whole; starting its kernels one by one outlasts a batch of 64.
-    """
-    mode = "reduce-overhead" if device.type == "cuda" else None
-    found: Callable[[Tensor], Tensor] = torch.compile(program, dynamic=False, mode=mode)
+def compiled(program: nn.Module) -> Callable[[Tensor], Tensor]:
+    """A program with code generated for one shape."""
+    found: Callable[[Tensor], Tensor] = torch.compile(program, dynamic=False)
     return found
 
 
