@@ -4,12 +4,13 @@
     python benchmarks/service.py --device cuda --precision bfloat16 --compile --blocks 200
 
 Every simulated run is a process that has imported torch, as a run has, and scores blocks of frames of 256 x 256 with
-CLIP ViT-B/32 (random weights, made on the spot). Privately each holds the model; shared, one service does. Either way
-every process that holds a model may use all cores. Memory is the proportional set size of the kernel (PSS: pages that
-processes share are counted once in all): for private runs what a process has after scoring beyond what it had before
-its scorer was made, added up; for the service all of its process, torch included, and what the runs that ask it have
-beyond what they had before. On a GPU the memory that is compared is the GPU's, all that is taken there. The two sides
-take turns, and medians are given. Ends with 1 where memory falls by less than four times, or throughput falls.
+CLIP ViT-B/32 (random weights, made on the spot). Privately each holds the model and computes with its share of the
+cores, at least one, as `vlmsafe study run` gives it; shared, one service does, with all cores. Memory is the
+proportional set size of the kernel (PSS: pages that processes share are counted once in all): for private runs what a
+process has after scoring beyond what it had before its scorer was made, added up; for the service all of its process,
+torch included, and what the runs that ask it have beyond what they had before. On a GPU the memory that is compared is
+the GPU's, all that is taken there. The two sides take turns, and medians are given. Ends with 1 where memory falls by
+less than four times, or throughput falls.
 
 In float32 on the CPU the libraries map the file of weights as it is, so that private scorers share its pages and gain
 less by a service; bfloat16 is converted, and each then has its own. Rates need a machine with nothing else to do:
@@ -58,7 +59,8 @@ def simulate_run(given: dict[str, Any]) -> None:
         sys.stdin.readline()
 
     dice = np.random.default_rng(given["seed"])
-    blocks = [dice.integers(0, 256, (given["block"], 256, 256, 3), np.uint8) for _ in range(given["blocks"])]
+    drawn = [dice.integers(0, 256, (given["block"], 256, 256, 3), np.uint8) for _ in range(min(4, given["blocks"]))]
+    blocks = [drawn[number % len(drawn)] for number in range(given["blocks"])]
     step("imported")
     before = memory_of(os.getpid())
     step("measured")
@@ -91,6 +93,7 @@ class Runs:
             subprocess.Popen(
                 [sys.executable, __file__, "--as-run", json.dumps({**given, "seed": seed})],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // options.runs))},
             )
             for seed in range(options.runs)
         ]  # fmt: skip

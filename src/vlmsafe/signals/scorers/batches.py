@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import mmap
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from torch import Tensor
 from vlmsafe.signals.scorers.api import Similarities
 
 T = TypeVar("T")
+_recording = threading.Lock()  # torch's compiler does not bear two threads
 _READ_ONLY = 8  # of cudaHostRegister: memory that is mapped for reading alone
 Frames = NDArray[np.uint8]
 Part = tuple[Frames, Tensor]
@@ -130,14 +132,15 @@ class Recorded:
 
     def __init__(self, embed: Embed, frames: Tensor) -> None:
         computing, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(computing)
-        with torch.cuda.stream(aside):
-            for _ in range(3):  # whatever is compiled, chosen or allocated at first must not be recorded
-                embed(frames)
-        computing.wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._found = embed(frames)
+        with _recording:
+            aside.wait_stream(computing)
+            with torch.cuda.stream(aside):
+                for _ in range(3):  # whatever is compiled, chosen or allocated at first must not be recorded
+                    embed(frames)
+            computing.wait_stream(aside)
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._found = embed(frames)
 
     def __call__(self) -> Tensor:
         """The unit vectors of the frames that are in the buffer now; the next call overwrites them."""
