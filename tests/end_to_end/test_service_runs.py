@@ -18,11 +18,14 @@ from vlmsafe import resume, train
 from vlmsafe.cli import main
 from vlmsafe.errors import InputError, Interrupted, RunError
 from vlmsafe.evaluation.trace import trace
-from vlmsafe.signals.service.server import Server, listen
+from vlmsafe.signals.service.server import Server
+from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import parse_address
 from vlmsafe.training.checkpoint import load_checkpoint, path_of
+from vlmsafe.training.collection import Share
 from vlmsafe.training.run import Run
-from vlmsafe.training.scoring import scoring_thread
+from vlmsafe.training.scoring import Scoring, scoring_thread
+from vlmsafe.training.trainer import Trainer
 
 PROMPTS = """
 positive: [a clear road ahead, the car keeps its lane]
@@ -212,7 +215,7 @@ def test_a_run_outlives_its_service_and_loses_nothing(tmp_path, model, private):
 def test_a_service_that_stays_away_ends_the_run_with_what_was_saved(tmp_path, model, private):
     address, longer = f"unix:{tmp_path / 'socket'}", {"total_steps": 6000}
     watching = Within(address).kill_after_first_epoch(tmp_path / "run")
-    with pytest.raises(RunError, match=r"has been away for 0\.3 seconds"):
+    with pytest.raises(RunError, match="has been away for 0 seconds"):
         train(**settings(model, tmp_path / "run", service=address, service_wait=0.3) | longer)
     watching.join()
     run = Run.open(tmp_path / "run")
@@ -225,7 +228,7 @@ def test_a_service_that_stays_away_ends_the_run_with_what_was_saved(tmp_path, mo
 
 def test_no_service_at_the_start_leaves_no_run(tmp_path, model):
     nowhere = settings(model, tmp_path / "run", service=f"unix:{tmp_path / 'nowhere'}", service_wait=0.2)
-    with pytest.raises(RunError, match="has been away"):
+    with pytest.raises(RunError, match="there is no scoring service at"):
         train(**nowhere)
     assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match="is no address of a scoring service"):
@@ -253,3 +256,53 @@ def test_interrupting_a_run_that_waits_for_its_service_ends_it_soon(tmp_path, mo
         train(**settings(model, tmp_path / "run", service=address) | {"total_steps": 200_000})
     scoring_thread().submit(int).result(5.0)  # nothing waits for the service any more
     assert time.monotonic() - begun < 60.0
+
+
+def test_a_signal_ends_the_wait_for_a_service_that_never_was(tmp_path, model):
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begun = time.monotonic()
+    with pytest.raises(Interrupted, match="stopped by SIGINT before training began"):
+        train(**settings(model, tmp_path / "run", service=f"unix:{tmp_path / 'nowhere'}", service_wait=60.0))
+    assert time.monotonic() - begun < 20.0
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_ends_the_wait_for_the_last_scores_of_an_epoch(tmp_path, model, private, monkeypatch):
+    """When everything is collected, and nothing but the service is waited for."""
+    address = f"unix:{tmp_path / 'socket'}"
+    within, waiting = Within(address), threading.Event()
+    results = Scoring.results
+
+    def watched(scoring: Scoring, task: int) -> list[np.ndarray]:
+        if (tmp_path / "run" / "epochs.jsonl").exists() and not waiting.is_set():
+            waiting.set()
+            within.kill()
+            scoring._blocks[task].append(scoring_thread().submit(scoring.score, np.zeros((1, 64, 64, 3), np.uint8)))
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return results(scoring, task)
+
+    monkeypatch.setattr(Scoring, "results", watched)
+    begun = time.monotonic()
+    with pytest.raises(
+        Interrupted, match="stopped by SIGTERM after epoch 1 of 3; continue with: vlmsafe train --resume"
+    ):
+        train(**settings(model, tmp_path / "run", service=address, service_wait=120.0))
+    assert time.monotonic() - begun < 60.0
+    monkeypatch.undo()
+    assert_equal_runs(resume(tmp_path / "run", quiet=True, service=""), private)
+
+
+def test_how_to_go_on_names_the_service_that_the_run_moved_to(tmp_path, model, service, private, monkeypatch):
+    moved = train(**settings(model, tmp_path / "moved", service=service.address))
+    path_of(moved.checkpoints, 3).unlink()
+    collect = Trainer.collect
+
+    def stopped(trainer: Trainer) -> list[Share]:
+        trainer.stop.reason = "SIGTERM"
+        return collect(trainer)
+
+    monkeypatch.setattr(Trainer, "collect", stopped)
+    with pytest.raises(Interrupted, match=r"--resume \S+moved --signal.service ''$"):
+        resume(moved.path, quiet=True, service="")
+    with pytest.raises(Interrupted, match=r"--resume \S+moved$"):
+        resume(moved.path, quiet=True)

@@ -24,7 +24,8 @@ class ServeCommand:
     anywhere: bool = False
     """Also listen where other machines can reach it."""
     threads: int | None = None
-    """Threads of the processor for models that run on it; by default PyTorch's choice."""
+    """Cores for models that run on the processor; by default PyTorch's choice. A block is computed with as many as its
+    run has, and as many blocks at a time as there are cores for."""
     clients: int = 256
     """How many runs may be connected at a time."""
     python_scorers: bool | None = None
@@ -43,14 +44,12 @@ def serve_verb(argv: list[str]) -> None:
 
     address = parse_address(f"unix:{command.socket}" if command.socket is not None else f"tcp:{command.tcp}").absolute
 
-    import torch
-
+    from vlmsafe.signals.service.engine import Engine
     from vlmsafe.signals.service.server import serve
 
-    if command.threads is not None:
-        torch.set_num_threads(command.threads)
     serve(
         address,
+        engine=Engine(cores=command.threads or 0),
         anywhere=command.anywhere,
         python=command.python_scorers,
         clients=command.clients,

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,15 +53,12 @@ class ServiceActor:
         # Before PyTorch is loaded: threads that wait actively take the cores from the runs that they wait for.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from vlmsafe.signals.service.engine import Engine
-        from vlmsafe.signals.service.server import Server, listen
+        from vlmsafe.signals.service.server import Server
+        from vlmsafe.signals.service.sockets import listen
 
         ray = import_ray()
-        if not ray.get_gpu_ids():
-            import torch
-
-            torch.set_num_threads(usable_cores())  # Ray leaves one, and nothing else here computes
         self._node = ray.util.get_node_ip_address()
-        engine = Engine()
+        engine = Engine(cores=usable_cores())  # Ray leaves torch one, and nothing else here computes
         # One name for all its lives, so that nothing is left behind by each.
         self._local = Address("unix", os.path.join(tempfile.gettempdir(), socket))
         listener, self._clean_up = listen(self._local)
@@ -165,18 +163,20 @@ def ask(name: str) -> Address:
 class PoolScorer(ServiceScorer):
     """A client of a pool: it asks for an address whenever it needs a connection."""
 
-    def __init__(self, name: str, spec: ModelSpec, prompts: PromptSet | None, wait: float) -> None:
+    def __init__(
+        self, name: str, spec: ModelSpec, prompts: PromptSet | None, wait: float, give_up: Callable[[], bool]
+    ) -> None:
         self._pool = name
-        super().__init__(Address("ray", name), spec, prompts, wait)
+        super().__init__(Address("ray", name), spec, prompts, wait, give_up=give_up)
 
     def _connect(self) -> Channel:
         self._address = ask(self._pool)
         return super()._connect()
 
 
-def connect(name: str, spec: ModelSpec, prompts: PromptSet | None, wait: float) -> Scorer:
+def connect(name: str, spec: ModelSpec, prompts: PromptSet | None, wait: float, give_up: Callable[[], bool]) -> Scorer:
     """A scorer that asks the pool of that name."""
-    return PoolScorer(name, spec, prompts, wait)
+    return PoolScorer(name, spec, prompts, wait, give_up)
 
 
 def main(name: str) -> int:

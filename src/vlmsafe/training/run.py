@@ -64,6 +64,8 @@ class Run:
 
     path: Path
     config: TrainConfig
+    moved_to: str | None = None
+    """The scoring service it was continued with, where config.yaml names another."""
 
     @classmethod
     def create(cls, config: TrainConfig, prompts: PromptSet | None = None) -> Run:
@@ -206,7 +208,8 @@ class Run:
     @property
     def resume_command(self) -> str:
         """What to type to continue the run."""
-        return f"vlmsafe train --resume {shlex.quote(str(self.path))}"
+        moved = "" if self.moved_to is None else f" --signal.service {shlex.quote(self.moved_to)}"
+        return f"vlmsafe train --resume {shlex.quote(str(self.path))}{moved}"
 
     def describe(self) -> str:
         """Status in words, for messages and tables."""

@@ -41,8 +41,17 @@ def scoring_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
 
 
-def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int, seed: tuple[int, ...]) -> Scorer:
-    """The scorer a run asks for, checked to fit its rule; `observation` is the length of what it may look at."""
+def load_scorer(
+    config: TrainConfig,
+    prompts: PromptSet | None,
+    observation: int,
+    seed: tuple[int, ...],
+    give_up: Callable[[], bool] = lambda: False,
+) -> Scorer:
+    """The scorer a run asks for, checked to fit its rule; `observation` is the length of what it may look at.
+
+    Where it is elsewhere, it is waited for until `give_up` says so.
+    """
     signal = config.signal
     name = parse_scorer(signal.scorer)
     known = known_rules(name)
@@ -59,6 +68,7 @@ def load_scorer(config: TrainConfig, prompts: PromptSet | None, observation: int
         seed=seed,
         service=signal.service,
         service_wait=signal.service_wait,
+        give_up=give_up,
     )
     check_scorer(scorer)
     _check_rule(config, scorer.rules)
@@ -94,6 +104,8 @@ class FrameScoring(abc.ABC):
 
     def _score(self, frames: Frames, give_back: Callable[[], None]) -> Similarities:
         try:
+            if self._failure is not None:
+                raise self._failure  # whatever one block waited for in vain, the next would wait for again
             return self.score(frames)
         except VlmsafeError as error:
             self._failure = error

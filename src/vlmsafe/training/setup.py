@@ -11,6 +11,7 @@ from vlmsafe.envs.workers import EnvRecipe, WorkerPool
 from vlmsafe.errors import Interrupted
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers import Look, Scorer, parse_scorer
+from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.training.collection import DescribeTask, Dimensions
 from vlmsafe.training.interrupts import StopRequest
 from vlmsafe.training.scoring import load_scorer
@@ -32,7 +33,10 @@ def set_up(config: TrainConfig, prompts: PromptSet | None, seed: tuple[int, ...]
     if parse_scorer(config.signal.scorer).kind == "rnd":  # its networks are as wide as an observation
         spec, dimensions = describe(config, "observation", stop)
         return Setup(spec, dimensions, load_scorer(config, prompts, dimensions.observation, seed))
-    scorer = load_scorer(config, prompts, 0, seed)
+    try:
+        scorer = load_scorer(config, prompts, 0, seed, give_up=lambda: stop.requested)
+    except GivenUp:
+        raise _interrupted(stop) from None
     return Setup(*describe(config, scorer.looks_at, stop), scorer)
 
 
@@ -44,5 +48,9 @@ def describe(config: TrainConfig, looks_at: Look, stop: StopRequest) -> tuple[En
     with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1) as pool:
         answers = pool.run([task], should_stop=lambda: stop.requested)
     if answers is None:
-        raise Interrupted(f"stopped by {stop.reason} before training began; nothing was changed")
+        raise _interrupted(stop)
     return spec, answers[0]
+
+
+def _interrupted(stop: StopRequest) -> Interrupted:
+    return Interrupted(f"stopped by {stop.reason} before training began; nothing was changed")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vlmsafe.errors import InputError, Interrupted, RunError, VlmsafeError
 from vlmsafe.methods import check_method, config_from
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.signals.shaping import Shaped
 from vlmsafe.training.calibrate import calibrate
 from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
@@ -75,7 +77,8 @@ def resume(
         service=signal.service if service is None else service,
         service_wait=signal.service_wait if service_wait is None else service_wait,
     )
-    run = Run(run.path, dataclasses.replace(run.config, signal=moved).resolved())
+    moved_to = service if service != signal.service else None
+    run = Run(run.path, dataclasses.replace(run.config, signal=moved).resolved(), moved_to)
     check_display(run.config)
     with stop_on_signals() as stop:
         setup = set_up(run.config, run.prompts(), (run.config.seed, _SCORER), stop)
@@ -128,7 +131,7 @@ class Trainer:
 
     def train(self) -> None:
         """Every epoch that is still to do."""
-        with self.workers, self.scoring or nullcontext():
+        with self.workers, self.scoring or nullcontext(), self._service_not_waited_for():
             self._start_or_continue()
             while self.epoch < self.config.epochs:
                 self.stop_if_asked()
@@ -325,6 +328,19 @@ class Trainer:
             f"stopped by {self.stop.reason} after epoch {self.epoch} of {self.config.epochs}; "
             f"continue with: {self.run.resume_command}"
         )
+
+    @contextmanager
+    def _service_not_waited_for(self) -> Iterator[None]:
+        """A signal that came while a scoring service was waited for; the epoch under way has changed nothing yet."""
+        try:
+            yield
+        except GivenUp:
+            if self._saved_epoch < 0:
+                raise Interrupted(
+                    f"stopped by {self.stop.reason} before the first epoch; continue with: {self.run.resume_command}"
+                ) from None
+            self.stop_if_asked()
+            raise
 
     def _start_or_continue(self) -> None:
         """Build everything at its initial value, then put the newest checkpoint's state in place."""

@@ -570,6 +570,16 @@ def test_importing_needs_torch_transformers_and_numpy_alone():
 # On a GPU
 
 
+def test_other_prompts_are_not_read_by_a_model_that_took_the_place_of_the_first(tmp_path):
+    save_small_clip(tmp_path / "clip")
+    scorer = ClipScorer.load(str(tmp_path / "clip"), SMALL, device="cpu")
+    other = PromptSet(("an open road",), ("a wall",))
+    assert scorer.with_prompts(other).groups == (1, 1)
+    save_small_clip(tmp_path / "clip")
+    with pytest.raises(InputError, match="have changed since it was loaded; start the service again"):
+        scorer.with_prompts(other)
+
+
 @needs_gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [(256, 256), (100, 37), (224, 224)])

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import ClassVar
 
 import numpy as np
@@ -104,6 +104,42 @@ def test_clients_that_share_a_model_get_what_private_scorers_give_bit_for_bit(mo
     engine.stop()
 
 
+def test_a_block_is_computed_with_as_many_threads_as_its_client_has(models):
+    """With another number some sums are rounded otherwise, here those of five frames."""
+    blocks = [frames(count, count) for count in (5, 5, 16, 5, 7)]
+    expected, before = {}, torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        private = make_scorer(models["clip"], ONE, device="cpu", batch=16)
+        expected[threads] = [private.score(block) for block in blocks]
+    torch.set_num_threads(before)
+    engine = Engine(cores=3)
+    spec = ModelSpec(models["clip"], device="cpu", batch=16)
+    clients = [(threads, engine.open(spec, ONE, threads=threads).key) for threads in (1, 2, 1, 2)]
+    for _ in range(5):
+        futures = [(threads, [engine.submit(key, block) for block in blocks]) for threads, key in clients]
+        for threads, theirs in futures:
+            for similarities, future in zip(expected[threads], theirs, strict=True):
+                np.testing.assert_array_equal(future.result(10.0), similarities)
+    engine.stop()
+
+
+def test_as_many_blocks_are_computed_at_a_time_as_there_are_cores_for():
+    scorer = Slow()
+    scorer.reentrant = True
+    scorer.go.clear()
+    engine = Engine(make=lambda spec, prompts: scorer, cores=4)
+    keys = [engine.open(SPEC, None, threads=threads).key for threads in (2, 1, 3)]
+    futures = [engine.submit(key, numbered(key)) for key in keys]
+    wait_until(lambda: engine.describe()[0]["batches"] == 2)
+    time.sleep(0.05)
+    assert engine.describe()[0]["batches"] == 2, "two threads and one; three more would be too many"
+    scorer.go.set()
+    for future in futures:
+        future.result(10.0)
+    engine.stop()
+
+
 def test_prompts_that_share_a_model_share_its_weights(models):
     engine = Engine()
     spec = ModelSpec(models["clip"], device="cpu")
@@ -179,6 +215,24 @@ def test_a_client_with_little_to_score_does_not_wait_for_one_with_much(engine_of
         block.result(10.0)
     order = [batch[0] for batch in scorer.batches[-8:]]
     assert order[:4].count(greedy + 20) == 2
+
+
+def test_newcomers_do_not_keep_an_old_client_waiting(engine_of):
+    """They begin where it is, also if nothing waited when they came."""
+    scorer = Slow()
+    engine = engine_of(scorer)
+    old, new = (engine.open(SPEC, None).key for _ in range(2))
+    for _ in range(20):
+        engine.submit(old, numbered(*[1] * 8)).result(10.0)
+    engine.submit(new, numbered(2)).result(10.0)
+    scorer.go.clear()
+    held = engine.submit(new, numbered(2))
+    wait_until(lambda: engine.describe()[0]["batches"] == 22)
+    blocks = [engine.submit(key, numbered(*[mark] * 8)) for _ in range(3) for key, mark in ((new, 2), (old, 1))]
+    scorer.go.set()
+    for block in (held, *blocks):
+        block.result(10.0)
+    assert sorted(batch[0] for batch in scorer.batches[-6:-2]) == [1, 1, 2, 2]
 
 
 def test_submitting_waits_while_a_clients_queue_is_full_and_others_go_on(engine_of):
@@ -284,6 +338,29 @@ def test_a_model_that_cannot_be_loaded_is_tried_again_by_the_next_client():
         engine.open(SPEC, None)
     assert engine.describe() == []
     assert engine.submit(engine.open(SPEC, None).key, numbered(3)).result(10.0).shape == (1, 2)
+    engine.stop()
+
+
+def test_one_clients_prompts_do_not_keep_the_model_from_another():
+    loading, second = threading.Event(), threading.Event()
+
+    def make(spec: ModelSpec, prompts: PromptSet | None) -> Scorer:
+        if prompts == ONE:
+            loading.set()
+            assert second.wait(10.0)
+            raise InputError("a prompt is too long")
+        return Slow()
+
+    engine = Engine(make=make)
+    with ThreadPoolExecutor(2) as pool:
+        one = pool.submit(engine.open, SPEC, ONE)
+        assert loading.wait(10.0)
+        other = pool.submit(engine.open, SPEC, OTHER)
+        time.sleep(0.1)  # it waits behind the first by then
+        second.set()
+        with pytest.raises(InputError, match="a prompt is too long"):
+            one.result(10.0)
+        assert engine.submit(other.result(10.0).key, numbered(3)).result(10.0).shape == (1, 2)
     engine.stop()
 
 

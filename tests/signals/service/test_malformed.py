@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.service.client import ServiceScorer
-from vlmsafe.signals.service.server import F_ADD_SEALS, F_SEAL_SHRINK, Server, listen
+from vlmsafe.signals.service.server import F_ADD_SEALS, F_SEAL_SHRINK, Server
+from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
     HEADER,
@@ -98,7 +99,7 @@ def refusal(channel: Channel) -> str:
     message = channel.receive()
     assert message.kind is Kind.ERROR, message
     kind, text, _ = read_error(message.body)
-    assert kind in ("malformed", "input")
+    assert kind in ("malformed", "input", "late")
     with pytest.raises(ConnectionError):
         channel.receive()
     channel.socket.close()

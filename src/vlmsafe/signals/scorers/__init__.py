@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -119,10 +120,12 @@ def make_scorer(
     seed: tuple[int, ...] = (0,),
     service: str = "",
     service_wait: float = 120.0,
+    give_up: Callable[[], bool] = lambda: False,
 ) -> Scorer:
     """Load a scorer. `observation` is the length of the vectors a scorer of observations will see.
 
-    With the address of a scoring service, a scorer of frames is one that asks it; others stay in this process.
+    With the address of a scoring service, a scorer of frames is one that asks it; others stay in this process. Once
+    `give_up` says so, the service is not waited for any longer.
     """
     from vlmsafe.signals.prompts import PromptSet
 
@@ -140,7 +143,7 @@ def make_scorer(
         if name.kind in SHARED:
             with suppress(NotShared):  # one of the user's own that looks at something else
                 spec = ModelSpec(str(name.absolute), device, precision, compile, batch)
-                return connect(service, spec, prompts, service_wait)
+                return connect(service, spec, prompts, service_wait, give_up)
     if name.kind == "embedded":
         from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 

@@ -47,18 +47,20 @@ class Scorer(abc.ABC):
     """How many of the columns belong to positive and to negative prompts."""
     whole: bool = False
     """Whether it computes full batches only: then `begin` may be given parts of several askers at a time."""
+    reentrant: bool = False
+    """Whether several threads may score at a time; otherwise one thread does, always the same."""
 
     @abc.abstractmethod
     def score(self, inputs: Inputs) -> Similarities:
         """[N, ...] -> [N, positive + negative].
 
         Inputs are uint8 frames [N, height, width, 3], or [N, height, width, 3 frames] with the oldest first, float32
-        observations [N, D], hazards [N] or dice [N, 2]. Never called by two threads at a time.
+        observations [N, D], hazards [N] or dice [N, 2]. Called by two threads at a time only if `reentrant`.
         """
 
     def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
         """Start to score parts for this scorer and others of its model, together at most a batch; what it returns gives
-        the results. Inputs may change once they have been given. Always called by the same thread."""
+        the results. Inputs may change once they have been given. Called by one thread alone, unless `reentrant`."""
         found = [scorer.score(inputs) for scorer, inputs in parts]
         return lambda: found
 

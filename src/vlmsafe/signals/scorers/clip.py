@@ -73,6 +73,7 @@ class ClipScorer(Scorer):
         batch: int = 64,
         name: str = "",
         revision: str | None = None,
+        stamp: object = None,
     ) -> None:
         """Take over the vision tower of a CLIPModel or SiglipModel; `texts` are the prompts' embeddings [P + Q, D]."""
         check_options(batch, precision)
@@ -81,6 +82,7 @@ class ClipScorer(Scorer):
         self._device = find_device(device)
         self._precision = precision
         self._compile = compile
+        self._stamp = stamp
         self._preprocessing = preprocessing
         config: Any = model.config
         self._image = _pair(config.vision_config.image_size)
@@ -95,6 +97,7 @@ class ClipScorer(Scorer):
         self._texts = functional.normalize(texts.detach().float(), dim=-1).T.contiguous().to(self._device)
         self._tower = _Tower(model).to(self._device).eval().requires_grad_(False)
         self.whole = self._compile or self._device.type == "cuda"
+        self.reentrant = not self.whole
         if self._device.type == "cuda":
             # On the CPU the convolution is as fast, and what the reference computes to the last digit.
             self._tower.use_patch_product()
@@ -131,6 +134,7 @@ class ClipScorer(Scorer):
             batch=batch,
             name=model,
             revision=checkpoint.revision,
+            stamp=checkpoint.stamp,
         )
 
     def score(self, inputs: Inputs) -> Similarities:
@@ -159,6 +163,10 @@ class ClipScorer(Scorer):
         model = str(self._description["model"])
         with quiet():
             checkpoint = find(model, lambda source, local: _read(source, model, local), "clip")
+            if checkpoint.stamp != self._stamp:  # its texts would be compared with another model's images
+                raise InputError(
+                    f"the files of the model '{model}' have changed since it was loaded; start the service again"
+                )
             texts = _embed(checkpoint, prompts.texts, model)
         other = copy.copy(self)
         other.groups = prompts.sizes
@@ -249,6 +257,8 @@ class _Checkpoint:
     tokenizer: Any
     preprocessing: Preprocessing
     revision: str | None
+    stamp: object
+    """Tells whether the files are still those that were read."""
 
 
 def _read(source: str, model: str, local: bool) -> _Checkpoint:
@@ -272,6 +282,7 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
         # Without its vocabulary a tokenizer loads all the same, and takes every word for unknown.
         if not any(all(find_file(source, name) for name in names) for names in _VOCABULARIES):
             raise FileNotFoundError("there is no vocabulary")
+    stamp = _stamp(source)
     with in_one_line("weights"):
         network, report = _models.AutoModel.from_pretrained(
             source, dtype=torch.float32, local_files_only=local, output_loading_info=True
@@ -282,7 +293,14 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
     default = Preprocessing.clip(size) if kind == "clip" else Preprocessing.siglip(size)
     with in_one_line("preprocessor"):
         preprocessing = Preprocessing.read(_preprocessor_settings(source, local), default)
-    return _Checkpoint(kind, network, tokenizer, preprocessing, revision_of(source))
+    return _Checkpoint(kind, network, tokenizer, preprocessing, revision_of(source), stamp)
+
+
+def _stamp(source: str) -> object:
+    """Name, size and time of every file of a folder, or the revision of a model in the cache, where files stay."""
+    if not Path(source).is_dir():
+        return revision_of(source)
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(Path(source).iterdir())]
 
 
 def _preprocessor_settings(source: str, local: bool) -> dict[str, Any]:

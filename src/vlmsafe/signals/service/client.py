@@ -11,6 +11,7 @@ import fcntl
 import importlib
 import mmap
 import os
+import select
 import socket
 import struct
 import sys
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, ScorerFailure, Similarities, check_frames
-from vlmsafe.signals.service.spec import Address, ModelSpec, NotShared, ServiceStopped, parse_address
+from vlmsafe.signals.service.spec import Address, GivenUp, ModelSpec, NotShared, ServiceStopped, parse_address
 from vlmsafe.signals.service.wire import (
     BLOCK_LIMIT,
     Channel,
@@ -52,15 +53,24 @@ _SILENCE_SECONDS = 20.0
 _F_ADD_SEALS, _SEALS = 1033, 2 | 4  # against shrinking and growing; Python's fcntl names them from 3.13 on
 
 
-def connect(address: str, spec: ModelSpec, prompts: PromptSet | None, wait: float) -> Scorer:
-    """A scorer at an address. `wait` is for how many seconds a service may be away, at the start and later."""
+def connect(
+    address: str,
+    spec: ModelSpec,
+    prompts: PromptSet | None,
+    wait: float,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Scorer:
+    """A scorer at an address. `wait` is for how many seconds a service may be away, at the start and later.
+
+    Once `give_up` says so, nothing is waited for any longer, and GivenUp is raised.
+    """
     where = parse_address(address)
     if where.kind == "ray":
         # A pool of actors belongs to the room of studies, which this one does not know.
         pools: Any = importlib.import_module("vlmsafe.studies.ray_service")
-        scorer: Scorer = pools.connect(where.place, spec, prompts, wait)
+        scorer: Scorer = pools.connect(where.place, spec, prompts, wait, give_up)
         return scorer
-    return ServiceScorer(where, spec, prompts, wait)
+    return ServiceScorer(where, spec, prompts, wait, give_up=give_up)
 
 
 class RemoteScorer(Scorer):
@@ -101,10 +111,19 @@ class ServiceScorer(RemoteScorer):
     """Asks a service over a Unix or a TCP socket."""
 
     def __init__(
-        self, address: Address, spec: ModelSpec, prompts: PromptSet | None, wait: float = 120.0, slots: int = SLOTS
+        self,
+        address: Address,
+        spec: ModelSpec,
+        prompts: PromptSet | None,
+        wait: float = 120.0,
+        *,
+        slots: int = SLOTS,
+        give_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self._address, self._spec, self._prompts, self._wait = address, spec, prompts, wait
-        self._slot_count = slots
+        self._slot_count, self._give_up = slots, give_up
+        self._threads = _own_threads()
+        self._heard = time.monotonic()  # when the service last gave a sign of life
         self._channel: Channel | None = None
         self._closed = threading.Event()
         self._numbers = 0
@@ -215,9 +234,15 @@ class ServiceScorer(RemoteScorer):
         if self._slots is None or self._slots.layout.shape != shape:
             while self._asked:
                 self._answer_to(self._asked[0])
-            block = min(self._spec.batch, max(1, BLOCK_LIMIT // int(np.prod(shape))))
+            most = BLOCK_LIMIT // int(np.prod(shape))
+            if self._spec.batch > most:  # smaller blocks would be rounded otherwise than a private scorer's
+                raise InputError(
+                    f"a service takes at most {most} frames of {shape[0]} x {shape[1]} at a time, and the batch is "
+                    f"{self._spec.batch}; lower it, or score without a service"
+                )
             self._hang_up()
-            self._slots = _Slots(Layout((shape[0], shape[1], shape[2]), block, self._slot_count), self._address)
+            layout = Layout((shape[0], shape[1], shape[2]), self._spec.batch, self._slot_count)
+            self._slots = _Slots(layout, self._address)
             self._first = None
         return self._slots
 
@@ -225,37 +250,54 @@ class ServiceScorer(RemoteScorer):
 
     def _attempt(self, action: Callable[[], Any]) -> Any:
         """Do something over the connection; where that breaks, wait for the service and do it again."""
-        lost: float | None = None
+        begun = time.monotonic()
         told = False
         while True:
             try:
+                if self._given_up:
+                    raise GivenUp("the scoring service is not waited for any longer")
                 return action()
-            except (ConnectionError, OSError, ServiceStopped) as error:
+            except (OSError, UnicodeError, ServiceStopped) as error:
                 self._hang_up()
-                if self._closed.is_set():
-                    raise RunError("scoring was given up") from None
-                now = time.monotonic()
-                lost = now if lost is None else lost
-                if now - lost > self._wait:
-                    raise RunError(
-                        f"the scoring service at {self._address} has been away for {self._wait:g} seconds "
-                        f"({_reason(error)}); start one with `vlmsafe serve`, then resume the run, or resume it with "
-                        '--signal.service "" to score by itself'
-                    ) from None
-                if not told and now - lost > _SPEAK_SECONDS:
+                away = time.monotonic() - max(begun, self._heard)
+                if away > self._wait:
+                    raise RunError(self._farewell(away, error)) from None
+                if not told and away > _SPEAK_SECONDS:
                     told = True
                     print(f"waiting for the scoring service at {self._address}", file=sys.stderr, flush=True)
                 self._closed.wait(min(_TRY_SECONDS, max(0.0, self._wait)))
+
+    @property
+    def _given_up(self) -> bool:
+        return self._closed.is_set() or self._give_up()
+
+    def _farewell(self, away: float, error: BaseException) -> str:
+        if self._said is None:
+            return (
+                f"there is no scoring service at {self._address} ({_reason(error)}); start one with `vlmsafe serve`, "
+                'or score in the run itself with --signal.service ""'
+            )
+        return (
+            f"the scoring service at {self._address} has been away for {away:.0f} seconds ({_reason(error)}); start "
+            'one with `vlmsafe serve`, then resume the run, or resume it with --signal.service "" to score by itself'
+        )
 
     def _connected(self) -> Channel:
         return self._channel if self._channel is not None else self._connect()
 
     def _connect(self) -> Channel:
+        try:
+            return self._reopen()
+        except BaseException:
+            self._hang_up()  # half of a conversation is no use to whoever asks next
+            raise
+
+    def _reopen(self) -> Channel:
         """Open the model again, and ask again what was not answered."""
-        channel = Channel(_dial(self._address, self._wait))
+        channel = Channel(_dial(self._address))
         self._channel = channel
         self._sent.clear()
-        channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts))
+        channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts, self._threads))
         said = fields(self._receive(channel, Kind.OPENED).body, _SAID)
         if self._said is not None and _identity(said) != _identity(self._said):
             raise RunError(
@@ -299,18 +341,31 @@ class ServiceScorer(RemoteScorer):
     def _receive(self, channel: Channel, kind: Kind, number: int = 0) -> Message:
         """The next answer, which must be of a kind; errors of the service are raised."""
         while True:
+            self._await(channel)
             message = channel.receive()
             if message.kind is Kind.ERROR:
                 raise self._error(message)
+            self._heard = time.monotonic()
             if message.kind is Kind.WAIT:
                 continue
             if message.kind is not kind or message.number != number:
                 raise Malformed(f"the scoring service at {self._address} answered {message.kind.name}, not {kind.name}")
             return message
 
+    def _await(self, channel: Channel) -> None:
+        """Wait for a message. Whoever waits hears from a service every five seconds; silence means that it hangs."""
+        poll = select.poll()
+        poll.register(channel.socket, select.POLLIN)
+        until = time.monotonic() + _SILENCE_SECONDS
+        while not poll.poll(1e3 * _TRY_SECONDS):
+            if self._given_up:
+                raise GivenUp("the scoring service is not waited for any longer")
+            if time.monotonic() > until:
+                raise TimeoutError("it does not answer")
+
     def _error(self, message: Message) -> VlmsafeError:
         kind, text, details = read_error(message.body)
-        if kind in ("stopping", "busy"):
+        if kind in ("stopping", "busy", "late"):
             return ServiceStopped(text)
         if kind == "private":
             return NotShared(text)
@@ -357,9 +412,14 @@ class _Slots:
             os.close(self.fd)
 
 
-def _dial(address: Address, wait: float) -> socket.socket:
-    """A connection. Whoever waits for an answer hears from the service every five seconds; silence means it hangs."""
-    limit = max(_SILENCE_SECONDS, wait)
+def _own_threads() -> int:
+    """How many threads a scorer of this process's own would compute with; 0 where it has not loaded torch."""
+    torch: Any = sys.modules.get("torch")
+    return int(torch.get_num_threads()) if torch is not None else 0
+
+
+def _dial(address: Address) -> socket.socket:
+    """A connection. A message that has begun must go on."""
     if address.kind == "tcp":
         connection = socket.create_connection((address.place, address.port), timeout=10.0)
         connection.setblocking(True)
@@ -372,7 +432,7 @@ def _dial(address: Address, wait: float) -> socket.socket:
             connection.close()
             raise
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(limit), 0))
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(_SILENCE_SECONDS), 0))
     return connection
 
 

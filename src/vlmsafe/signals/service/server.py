@@ -9,30 +9,29 @@ read-only, and only if the client has given up the right to shrink it, which wou
 from __future__ import annotations
 
 import fcntl
-import ipaddress
+import json
 import mmap
 import os
 import queue
 import signal
 import socket
-import stat
 import struct
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.signals.scorers import parse_scorer
-from vlmsafe.signals.scorers.api import Scorer
+from vlmsafe.signals.scorers.api import Scorer, failure_of
 from vlmsafe.signals.service.client import describe_scorer
 from vlmsafe.signals.service.engine import Engine
+from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import Address, NotShared, ServiceStopped
 from vlmsafe.signals.service.wire import (
     Channel,
@@ -137,6 +136,7 @@ class _Connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _limit(connection, socket.SO_SNDTIMEO, _MESSAGE_SECONDS)
         self._key: int | None = None
+        self._name = ""
         self._scorer: Scorer
         self._layout: Layout | None = None
         self._memory: NDArray[np.uint8] | None = None
@@ -171,7 +171,7 @@ class _Connection:
                     if message.fd is not None:
                         os.close(message.fd)
         except BlockingIOError:
-            self._refuse(number, "malformed", Malformed("a message did not come in time"))
+            self._refuse(number, "late", Malformed("a message did not come in time"))
         except OSError:  # the client is gone, and nobody waits for what it asked
             if self._key is not None:
                 self._engine.close(self._key)
@@ -183,6 +183,8 @@ class _Connection:
             self._refuse(number, "private", error)
         except VlmsafeError as error:
             self._refuse(number, kind_of_error(error), error)
+        except BaseException as error:  # of a scorer that a user wrote, such as notes that cannot be sent
+            self._refuse(number, "failure", failure_of(self._name, error))
         finally:
             self._answers.put(None)
 
@@ -209,20 +211,22 @@ class _Connection:
             raise Malformed(f"{message.kind.name} is not what comes now")
 
     def _open(self, message: Message) -> None:
-        spec, prompts = read_open(message.body)
+        spec, prompts, threads = read_open(message.body)
+        self._name = spec.scorer
         if parse_scorer(spec.scorer).kind == "python" and not self._python:
             raise InputError(f"this service runs no code of its clients, such as '{spec.scorer}'; score without it")
         opening: Future[Any] = Future()
         self._answers.put((message.number, opening, lambda content: (Kind.OPENED, (content,))))
         try:
-            opened = self._engine.open(spec, prompts)
-        except (Exception, SystemExit) as error:  # of the model's libraries, or of a user's own code
+            opened = self._engine.open(spec, prompts, threads=threads)
+            self._key, self._scorer = opened.key, opened.scorer
+            content = json.dumps(describe_scorer(opened.scorer)).encode()
+        except BaseException as error:  # of the model's libraries, or of a user's own code
             opening.cancel()
             if isinstance(error, VlmsafeError):
                 raise
             raise InputError(f"'{spec.scorer}' cannot be loaded: {type(error).__name__}: {error}") from error
-        self._key, self._scorer = opened.key, opened.scorer
-        opening.set_result(describe_scorer(opened.scorer))
+        opening.set_result(content)
 
     def _attach(self, message: Message) -> None:
         layout, through_memory = read_attach(message.body)
@@ -245,30 +249,30 @@ class _Connection:
 
     def _answer(self, number: int, kind: Kind, content: Any) -> None:
         ready: Future[Any] = Future()
-        ready.set_result(content)
+        ready.set_result(json.dumps(content).encode())
         self._answers.put((number, ready, lambda content: (kind, (content,))))
 
     def _refuse(self, number: int, kind: str, error: VlmsafeError) -> None:
-        ready: Future[Any] = Future()
-        ready.set_result(error_body(kind, error))
-        self._answers.put((number, ready, lambda content: (Kind.ERROR, (content,))))
+        self._answer(number, Kind.ERROR, error_body(kind, error))
 
     # Writing.
 
     def _write(self) -> None:
         broken = False
-        while (answer := self._answers.get()) is not None:
-            if broken:
-                continue  # the reader must not wait for room
-            try:
-                self._send(*answer)
-            except OSError:
-                broken = True
-                self._hang_up()
-        if self._key is not None:
-            self._engine.close(self._key)
-        _part(self._channel.socket)
-        self._forget(self)
+        try:
+            while (answer := self._answers.get()) is not None:
+                if broken:
+                    continue  # the reader must not wait for room
+                try:
+                    self._send(*answer)
+                except OSError:
+                    broken = True
+                    self._hang_up()
+        finally:
+            if self._key is not None:
+                self._engine.close(self._key)
+            _part(self._channel.socket)
+            self._forget(self)
 
     def _send(self, number: int, future: Future[Any], message: Callable[[Any], tuple[Kind, tuple[Any, ...]]]) -> None:
         try:
@@ -281,11 +285,8 @@ class _Connection:
         except CancelledError:
             return
         except VlmsafeError as error:
-            kind, parts = Kind.ERROR, (error_body(kind_of_error(error), error),)
-        if len(parts) == 1 and isinstance(parts[0], dict):
-            self._channel.send_json(kind, number, parts[0])
-        else:
-            self._channel.send(kind, number, *parts)
+            kind, parts = Kind.ERROR, (json.dumps(error_body(kind_of_error(error), error)).encode(),)
+        self._channel.send(kind, number, *parts)
 
     def _hang_up(self) -> None:
         with suppress(OSError):
@@ -325,75 +326,6 @@ def _limit(connection: socket.socket, option: int, seconds: float) -> None:
     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
-# Sockets.
-
-
-def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, Callable[[], None]]:
-    """A socket that listens at an address, and how to clean up after it."""
-    if address.kind == "unix":
-        return _listen_unix(Path(address.place).expanduser())
-    if address.kind != "tcp":
-        raise InputError(f"a service cannot listen at '{address}'; expected unix:<path> or tcp:<host>:<port>")
-    try:
-        found = socket.getaddrinfo(address.place, address.port, type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        raise InputError(f"cannot find the host '{address.place}': {error.strerror}") from None
-    if not anywhere and not ipaddress.ip_address(found[4][0]).is_loopback:
-        raise InputError(
-            f"{address.place} can be reached from other machines, and the service asks nobody who they are; take "
-            "127.0.0.1, or say --anywhere if the network is yours alone"
-        )
-    listener = socket.socket(found[0], socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(found[4])
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise RunError(f"cannot listen at {address}: {error.strerror}; is another service there?") from None
-    return listener, lambda: None
-
-
-def _listen_unix(path: Path) -> tuple[socket.socket, Callable[[], None]]:
-    """A socket that its owner alone may use. A lock beside it tells a service at work from what one left behind."""
-    if len(os.fsencode(path)) > 100:
-        raise InputError(f"the path {path} is too long for a socket; choose one of at most 100 characters")
-    try:
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise InputError(f"cannot write beside {path}: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise RunError(f"another service listens at {path}; stop it first, or choose another path") from None
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)  # the socket belongs to its owner alone from the first moment on
-    try:
-        if path.is_symlink() or path.exists():
-            if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise InputError(f"{path} is there and is no socket; choose another path")
-            path.unlink()
-        listener.bind(os.fspath(path))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        os.close(lock)
-        raise InputError(f"cannot listen at {path}: {error.strerror}") from None
-    except BaseException:
-        listener.close()
-        os.close(lock)
-        raise
-    finally:
-        os.umask(before)
-
-    def clean_up() -> None:
-        path.unlink(missing_ok=True)
-        os.close(lock)  # the file stays: to remove it would let two services lock two files of one name
-
-    return listener, clean_up
-
-
 def serve(
     address: Address,
     *,
@@ -418,8 +350,17 @@ def serve(
         allowed = address.kind == "unix" if python is None else python
         server = Server(listener, engine, clients=clients, python=allowed)
         ready()
-        while not stopping.wait(3600.0):
-            pass
+        told = False
+        # Python acts on a signal when this thread wakes, whichever thread the system gave it to.
+        while not stopping.wait(0.5):
+            if not told and address.kind == "unix" and not os.path.exists(os.path.expanduser(address.place)):
+                told = True
+                print(
+                    f"{address.place} was removed: who is connected is served, but nobody new finds the service; stop "
+                    "it and start another",
+                    file=sys.stderr,
+                    flush=True,
+                )
         server.stop()
     finally:
         clean_up()

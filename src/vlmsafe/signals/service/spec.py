@@ -9,6 +9,7 @@ from typing import Literal
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.signals.scorers import Precision
 
+SOCKET_LIMIT = 100  # characters of a socket's path; the system takes few more
 SHARED = ("embedded", "clip", "qwen2-vl", "python")
 """Kinds of scorers that may look at frames; the others stay with the run."""
 
@@ -27,6 +28,10 @@ class ModelSpec:
 
 class ServiceStopped(VlmsafeError):
     """The service takes no more work; another one may take its place."""
+
+
+class GivenUp(VlmsafeError):
+    """Whoever waited for the service does so no longer."""
 
 
 class NotShared(InputError):
@@ -58,6 +63,10 @@ def parse_address(text: str) -> Address:
     Address(kind='tcp', place='localhost', port=7000)
     """
     kind, _, place = text.partition(":")
+    if kind == "unix" and ("\0" in place or len(os.fsencode(os.path.expanduser(place))) > SOCKET_LIMIT):
+        raise InputError(
+            f"the path {place!r} is too long for a socket; choose one of at most {SOCKET_LIMIT} characters"
+        )
     if kind in ("unix", "ray") and place:
         return Address("unix" if kind == "unix" else "ray", place)
     host, _, port = place.rpartition(":")

@@ -4,7 +4,7 @@ A message is a header of 16 bytes and a body of the length it names: JSON where 
 where frames are scored. Whatever does not fit is refused before anything is made of it; nothing is ever unpickled.
 
     client                                          service
-    OPEN    model and prompts, JSON                 OPENED    what the scorer is, JSON
+    OPEN    model, prompts, threads, JSON           OPENED    what the scorer is, JSON
     NOTES   an environment's name, JSON             NOTED     what its user should be told, JSON
     ATTACH  shape of frames, slots, JSON;           ATTACHED
             on one machine with the descriptor
@@ -43,7 +43,7 @@ JSON_LIMIT = 256 * 1024
 FRAME_LIMIT = 64 * 1024**2
 BLOCK_LIMIT = 512 * 1024**2
 MEMORY_LIMIT = 4 * 1024**3
-_FRAMES_LIMIT, _SLOTS_LIMIT, _SIDE_LIMIT, _CHANNEL_LIMIT = 4096, 64, 8192, 48
+_FRAMES_LIMIT, _SLOTS_LIMIT, _SIDE_LIMIT, _CHANNEL_LIMIT, _THREADS_LIMIT = 4096, 64, 8192, 48, 4096
 
 
 class Kind(IntEnum):
@@ -181,18 +181,20 @@ def fields(body: bytearray, kinds: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def open_body(spec: ModelSpec, prompts: PromptSet | None) -> dict[str, Any]:
-    return asdict(spec) | {"prompts": None if prompts is None else prompts.to_dict()}
+def open_body(spec: ModelSpec, prompts: PromptSet | None, threads: int = 0) -> dict[str, Any]:
+    return asdict(spec) | {"prompts": None if prompts is None else prompts.to_dict(), "threads": threads}
 
 
-def read_open(body: bytearray) -> tuple[ModelSpec, PromptSet | None]:
-    """Model and prompts; InputError where they are not what they can be."""
-    kinds = {"scorer": str, "device": str, "precision": str, "compile": bool, "batch": int, "prompts": dict | None}
-    content = fields(body, kinds)
-    prompts = content.pop("prompts")
+def read_open(body: bytearray) -> tuple[ModelSpec, PromptSet | None, int]:
+    """Model, prompts and the client's threads; InputError where they are not what they can be."""
+    kinds = {"scorer": str, "device": str, "precision": str, "compile": bool, "batch": int}
+    content = fields(body, kinds | {"prompts": dict | None, "threads": int})
+    prompts, threads = content.pop("prompts"), content.pop("threads")
+    if not 0 <= threads <= _THREADS_LIMIT:
+        raise Malformed(f"a client has from 0 to {_THREADS_LIMIT} threads, not {threads}")
     if content["precision"] not in ("float32", "bfloat16") or not 1 <= content["batch"] <= _FRAMES_LIMIT:
         raise Malformed("a precision is float32 or bfloat16, and a batch has from 1 to 4096 frames")
-    return ModelSpec(**content), None if prompts is None else _prompts(prompts)
+    return ModelSpec(**content), None if prompts is None else _prompts(prompts), threads
 
 
 def _prompts(content: dict[str, Any]) -> PromptSet:

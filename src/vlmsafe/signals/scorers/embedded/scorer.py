@@ -63,6 +63,7 @@ class EmbeddedScorer(Scorer):
         self._device = find_device(device)
         self._half = precision == "bfloat16"
         self.whole = self._device.type == "cuda"
+        self.reentrant = not self.whole
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
         self._description = {

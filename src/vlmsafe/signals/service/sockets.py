@@ -1,0 +1,80 @@
+"""Where a service listens: on a Unix socket of its owner's, or on TCP, for this machine alone unless told otherwise."""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from vlmsafe.errors import InputError, RunError
+from vlmsafe.signals.service.spec import SOCKET_LIMIT, Address
+
+
+def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, Callable[[], None]]:
+    """A socket that listens at an address, and how to clean up after it."""
+    if address.kind == "unix":
+        return _listen_unix(Path(address.place).expanduser())
+    if address.kind != "tcp":
+        raise InputError(f"a service cannot listen at '{address}'; expected unix:<path> or tcp:<host>:<port>")
+    try:
+        found = socket.getaddrinfo(address.place, address.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise InputError(f"cannot find the host '{address.place}': {error.strerror}") from None
+    if not anywhere and not ipaddress.ip_address(found[4][0]).is_loopback:
+        raise InputError(
+            f"{address.place} can be reached from other machines, and the service asks nobody who they are; take "
+            "127.0.0.1, or say --anywhere if the network is yours alone"
+        )
+    listener = socket.socket(found[0], socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(found[4])
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise RunError(f"cannot listen at {address}: {error.strerror}; is another service there?") from None
+    return listener, lambda: None
+
+
+def _listen_unix(path: Path) -> tuple[socket.socket, Callable[[], None]]:
+    """A socket that its owner alone may use. A lock beside it tells a service at work from what one left behind."""
+    if len(os.fsencode(path)) > SOCKET_LIMIT:
+        raise InputError(f"the path {path} is too long for a socket; choose one of at most {SOCKET_LIMIT} characters")
+    try:
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise InputError(f"cannot write beside {path}: {error.strerror}") from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise RunError(f"another service listens at {path}; stop it first, or choose another path") from None
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)  # the socket belongs to its owner alone from the first moment on
+    try:
+        if path.is_symlink() or path.exists():
+            if not stat.S_ISSOCK(path.lstat().st_mode):
+                raise InputError(f"{path} is there and is no socket; choose another path")
+            path.unlink()
+        listener.bind(os.fspath(path))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        os.close(lock)
+        raise InputError(f"cannot listen at {path}: {error.strerror}") from None
+    except BaseException:
+        listener.close()
+        os.close(lock)
+        raise
+    finally:
+        os.umask(before)
+
+    def clean_up() -> None:
+        path.unlink(missing_ok=True)
+        os.close(lock)  # the file stays: to remove it would let two services lock two files of one name
+
+    return listener, clean_up
