@@ -14,7 +14,7 @@ less than four times, or throughput falls.
 
 In float32 on the CPU the libraries map the file of weights as it is, so that private scorers share its pages and gain
 less by a service; bfloat16 is converted, and each then has its own. Rates need a machine with nothing else to do:
-beside other work, eight processes get more of the cores than one.
+beside other work, eight processes get more of the cores than one. Frames per second of CPU time do not.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ def memory_of(process: int) -> float:
     """Proportional set size of a process in bytes."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def cpu_seconds(process: int) -> float:
+    """What a process has computed so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def simulate_run(given: dict[str, Any]) -> None:
@@ -147,10 +153,12 @@ def measure_runs(
         runs.next()
         runs.go()
     runs.next()  # warm
-    begun = time.perf_counter()
+    processes = [process.pid for process in runs.processes] + ([server] if server is not None else [])
+    begun, computed = time.perf_counter(), sum(map(cpu_seconds, processes))
     runs.go()
     digests = [found["digest"] for found in runs.next()]
     seconds = time.perf_counter() - begun
+    computed = sum(map(cpu_seconds, processes)) - computed
     serving = memory_of(server) if server is not None else 0.0
     on_gpu = gpu_memory() - taken if options.device == "cuda" else 0.0
     runs.go()
@@ -163,6 +171,7 @@ def measure_runs(
         "scorer_memory": own + serving,
         "all_memory": sum(found["after"] for found in memory) + serving,
         "frames_per_second": options.runs * options.blocks * options.block / seconds,
+        "frames_per_cpu_second": options.runs * options.blocks * options.block / computed,
         "digests": digests,
     }
 
@@ -209,12 +218,18 @@ def main() -> None:
         print(
             f"  {side:8} scorers {found['scorer_memory'] / 2**20:8,.0f} MiB, all processes "
             f"{found['all_memory'] / 2**20:8,.0f} MiB, on the GPU {found['gpu_memory'] / 2**20:8,.0f} MiB, "
-            f"{found['frames_per_second']:8.2f} frames/s"
+            f"{found['frames_per_second']:8.2f} frames/s, {found['frames_per_cpu_second']:8.2f} a CPU second"
         )
     where = "scorers' memory" if options.device == "cpu" else "memory of the GPU"
-    print(f"  {where} {memory:.2f} times lower, throughput {speed:.2f} times, results equal: {equal}")
+    work = shared["frames_per_cpu_second"] / private["frames_per_cpu_second"]
+    print(
+        f"  {where} {memory:.2f} times lower, throughput {speed:.2f} times, per CPU second {work:.2f} times, "
+        f"results equal: {equal}"
+    )
     if options.json:
-        options.json.write_text(json.dumps({**sides, "memory": memory, "throughput": speed}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({**sides, "memory": memory, "throughput": speed, "per_cpu_second": work}, indent=2) + "\n"
+        )
     if not equal or (not options.tiny and (memory < AIM_MEMORY or speed < 1.0)):
         raise SystemExit(1)
 
