@@ -278,6 +278,22 @@ def test_a_run_that_is_claimed_while_it_is_copied_stays_readable_and_the_claimer
     assert fetched(tree, tmp_path / "fifth") == content(there)
 
 
+def test_a_process_whose_run_is_claimed_while_it_copies_does_not_even_write_its_list(tree, tmp_path, monkeypatch):
+    here = write(tmp_path / "here", config_yaml="a")
+    tree.claim("old")
+    meanwhile(monkeypatch, "_add_files", lambda: tree.claim("new"))
+    real, written = Tree._write, []
+
+    def note(self, path, data):
+        written.append(path.rpartition("-")[2])
+        real(self, path, data)
+
+    monkeypatch.setattr(Tree, "_write", note)
+    with pytest.raises(Taken):
+        tree.store(here, "old")
+    assert written == ["new.json"]
+
+
 @pytest.mark.parametrize(("old", "new"), [("ffff", "aaaa"), ("aaaa", "ffff")])
 def test_a_claim_beside_a_copy_that_just_ends_wins(tree, tmp_path, monkeypatch, old, new):
     here = write(tmp_path / "here", config_yaml="a")
