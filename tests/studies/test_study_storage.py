@@ -206,6 +206,14 @@ def test_what_a_study_noted_and_could_not_copy_stays_unless_another_machine_went
         store.fetch_study(write(tmp_path / "stranger", journal_jsonl="9\n"))
 
 
+def test_a_scoring_service_that_was_started_before_is_in_no_fetchs_way(tmp_path):
+    store = Store(f"file://{tmp_path}/store")
+    store.store_study(write(tmp_path / "here", journal_jsonl="1\n", logs__scorer_log="one machine"))
+    there = write(tmp_path / "there", logs__scorer_log="another")
+    store.fetch_study(there)
+    assert content(there) == {"journal.jsonl": "1\n", "logs/scorer.log": "another"}
+
+
 def test_only_what_is_asked_for_is_fetched(tmp_path):
     store = Store(f"file://{tmp_path}/store")
     store.store_study(write(tmp_path / "here", configs__a_yaml="a", configs__b_yaml="b", logs__a_log="x"))

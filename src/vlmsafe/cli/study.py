@@ -375,7 +375,7 @@ def _report(command: ReportCommand) -> None:
     study, folder = command.load()
     command.bring(study, folder)
     if not folder.is_dir():
-        raise InputError(f"there is no {folder}; vlmsafe study run {command.study} makes its runs")
+        raise InputError(f"there is no {folder}; {command.command('run', Path(command.study))} makes its runs")
     info = study_info(study, folder, command.command("run", folder))
     write_and_say([folder], command.out or folder / "report.html", info)
 

@@ -39,7 +39,8 @@ from vlmsafe.training.files import disk_errors, make_directory, write_atomically
 
 _CHUNK = 2**20
 _KEPT = 2  # lists of which objects are kept: somebody may just be reading the last but one
-_NOT_COPIED = re.compile(r"(^|/)(lock|\..*)$")  # locks are a machine's own, hidden files are being written
+# Locks and the log of a study's scoring service are a machine's own, hidden files are being written.
+_NOT_COPIED = re.compile(r"(^|/)(lock|\..*)$|^logs/scorer\.log$")
 _MARK = ".copy-of"  # the URL, and the digests of what the folder has from it
 _LOOKS = 3  # at lists, of which older ones may be removed while they are read
 STUDY_TREE = "study"
