@@ -412,7 +412,9 @@ def test_a_run_that_is_killed_with_its_machine_goes_on_from_the_last_copy(tmp_pa
     words = ["train", "--env", "speeding", "--method", "ppo-lag", "--seed", "1", "--total-steps", "80000"]
     words += ["--steps-per-epoch", "400", "--learner.update-iters", "2", "--run-dir", "@run", "--quiet"]
     code = f"import sys; from vlmsafe.studies.remote_run import main; main({store.url!r}, {spec.name!r}, {words!r})"
-    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    # What it leaves behind is the next one's to remove, and here the test's.
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env=environment)
     tree, deadline = store.tree(spec.name), time.monotonic() + 60
 
     def copied() -> bool:
