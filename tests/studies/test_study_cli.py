@@ -1,12 +1,20 @@
 """vlmsafe study, as a user types it."""
 
+import io
+import shutil
+
 import pytest
 from in_process import InProcess
+from rich.console import Console
 
 from vlmsafe.cli import main
+from vlmsafe.cli import study as study_cli
 from vlmsafe.errors import EXIT_BAD_INPUT
 from vlmsafe.studies.execution import execute
+from vlmsafe.studies.keeping import keep_new
+from vlmsafe.studies.storage import Store
 from vlmsafe.studies.study_yaml import load_study, parse_study, shipped_studies
+from vlmsafe.training.files import DirectoryLock, append_rows
 
 SMALL = """\
 name: small
@@ -139,3 +147,107 @@ def test_a_report_of_a_study_by_its_name_or_folder_is_the_studys_own(capsys, her
     page = (here / "other.html").read_text(encoding="utf-8")
     assert '<p class="question">Is it cheaper?</p>' in page
     assert page.index("What the arms are") < page.index("Training on speeding")
+
+
+# -- a study that is kept at a URL --
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished study, and at a store an earlier state of it."""
+    root = tmp_path_factory.mktemp("made")
+    (root / "small.yaml").write_text(SMALL)
+    study, folder, store = parse_study(SMALL, ""), root / "runs" / "small", Store(f"file://{root}/store")
+    execute(study, folder, InProcess())
+    journal = (folder / "journal.jsonl").read_bytes()
+    (folder / "journal.jsonl").write_bytes(journal.split(b"\n")[0] + b"\n")
+    first = study.expand(folder)[0].path / "epochs.jsonl"
+    whole = first.read_bytes()
+    first.write_bytes(whole.split(b"\n")[0] + b"\n")
+    keep_new(store, study.expand(folder)[:1])
+    store.store_study(folder)
+    first.write_bytes(whole)
+    (folder / "journal.jsonl").write_bytes(journal)
+    for mark in folder.rglob(".copy-of"):
+        mark.unlink()
+    return root, store.url
+
+
+@pytest.mark.parametrize("verb", ["status", "report"])
+def test_results_that_are_not_from_the_url_are_never_removed(capsys, made, monkeypatch, verb):
+    root, url = made
+    monkeypatch.chdir(root)
+    before = files(root / "runs")
+    assert f"runs/small holds runs that are not a copy of {url}" in refused(capsys, verb, "small.yaml", "--dir", url)
+    assert files(root / "runs") == before
+
+
+def test_looking_at_a_study_that_runs_here_changes_nothing_in_its_folder(capsys, made, here):
+    _, url = made
+    shown(capsys, "status", "small.yaml", "--dir", url)
+    folder = here / "runs" / "small"
+    append_rows(folder / "journal.jsonl", [{"run": "speeding/oracle/seed-1", "step": "train", "what": "began"}])
+    (folder / "logs" / "live.log").write_text("epoch 1")
+    before = files(folder)
+    with DirectoryLock(folder):
+        assert "running" in shown(capsys, "status", "small.yaml", "--dir", url, "--runs", "--once")
+    assert files(folder) == before
+
+
+def test_a_study_that_runs_elsewhere_is_shown_as_running_by_its_journal(capsys, made, here):
+    _, url = made  # there the first run has one epoch of two, and the journal says that it began
+    assert rows(shown(capsys, "status", "small.yaml", "--dir", url), "speeding") == [
+        ["speeding", "ppo-lag", "0/2", "25", "%", "-", "-", "1", "running"],
+        ["speeding", "oracle", "0/2", "0", "%", "-", "-", "waiting"],
+    ]
+    text = shown(capsys, "status", "small.yaml", "--dir", url, "--runs")
+    assert text.count("running") == 1
+
+
+def test_the_table_on_a_terminal_is_fetched_again(made, here, monkeypatch):
+    screen, source = io.StringIO(), here / "source"
+    shutil.copytree(made[0] / "runs" / "small", source)
+    monkeypatch.setattr(study_cli, "out", Console(file=screen, force_terminal=True, width=120))
+    monkeypatch.setattr(study_cli, "_FETCH", 0.0)
+    study, turns = parse_study(SMALL, ""), []
+    store = Store(f"file://{here}/store")
+    store.store_study(source)
+
+    def sleep(seconds):
+        turns.append(seconds)
+        assert len(turns) < 5
+        keep_new(store, study.expand(source))
+
+    monkeypatch.setattr(study_cli.time, "sleep", sleep)
+    main(["study", "status", "small.yaml", "--dir", store.url])
+    assert "2/2" in screen.getvalue()
+
+
+def test_show_and_plan_fetch_nothing(capsys, made, here):
+    _, url = made
+    for verb in ("show", "plan"):
+        shown(capsys, verb, "small.yaml", "--dir", url)
+    assert not (here / "runs").exists()
+    shown(capsys, "status", "small.yaml", "--dir", f"file://{here}/nothing")
+    assert not (here / "runs").exists()
+
+
+def test_what_looks_like_a_url_is_none_or_is_refused(capsys, made, here):
+    _, url = made
+    assert "two slashes follow its name: file://" in refused(capsys, "status", "small.yaml", "--dir", "file:store2/")
+    assert "memory:// is a store of one process" in refused(capsys, "run", "small.yaml", "--dir", "memory://x")
+    assert "cannot use 'Nonsense://x" in refused(capsys, "run", "small.yaml", "--dir", "Nonsense://x")
+    assert sorted(path.name for path in here.iterdir()) == ["small.yaml"]
+    assert "running" in shown(capsys, "status", "small.yaml", "--dir", url.replace("file", "FILE"))
+
+
+def test_hints_name_the_url_and_the_cluster(here):
+    command = study_cli.RunCommand("small.yaml", dir=f"file://{here}/x", launcher="ray", address="head:6379")
+    url = f"--dir file://{here}/x"
+    assert command.command("run", here) == f"vlmsafe study run {here} {url} --launcher ray --address head:6379"
+    assert command.command("report", here) == f"vlmsafe study report {here} {url}"
+    assert study_cli.RunCommand("small.yaml").command("run", here) == f"vlmsafe study run {here}"

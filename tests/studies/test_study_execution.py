@@ -1,6 +1,7 @@
 """Running a study: what is there is never done again, what fails takes nothing with it, nothing is mixed up."""
 
 import json
+import os
 import shutil
 import socket
 from pathlib import Path
@@ -229,10 +230,13 @@ def test_a_run_that_somebody_else_works_on_is_waited_for(folder):
         if len(turns) == 3:
             lock.__exit__()
 
-    launcher = InProcess()
-    assert len(run(study(), folder, launcher, on_turn=release_later).done) == 4
+    launcher, heard = InProcess(), []
+    assert len(run(study(), folder, launcher, on_turn=release_later, on_event=heard.append).done) == 4
     assert len(turns) >= 3
     assert launcher.launched == []
+    assert [str(event) for event in heard] == [
+        f"speeding/oracle/seed-1: look waits: in use by pid {os.getpid()} on {socket.gethostname()}"
+    ]
 
 
 # -- equal runs of other studies --

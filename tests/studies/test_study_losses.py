@@ -1,18 +1,25 @@
-"""Runs whose machine is lost, and the locks that such machines leave behind."""
+"""Runs whose machine is lost, the locks that such machines leave behind, and stores out of reach for a while."""
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from in_process import InProcess
 
-from vlmsafe.errors import RunError
-from vlmsafe.studies import execution
+from vlmsafe.errors import EXIT_FAILED, Interrupted, RunError
+from vlmsafe.studies import execution, keeping, remote_run
 from vlmsafe.studies.execution import JOURNAL, execute
 from vlmsafe.studies.launchers import Handle, Lost
+from vlmsafe.studies.storage import Store, Tree, Unreachable
 from vlmsafe.studies.study_yaml import parse_study
 from vlmsafe.training.files import DirectoryLock, break_lock, is_locked, lock_holder, process_name, read_rows
+from vlmsafe.training.interrupts import StopRequest
 
 STUDY = """\
 name: speeding
@@ -122,3 +129,231 @@ def _locked_only_once_launched(real):
         return execution.Step("train") if len(calls) == 1 else real(spec)
 
     return next_step
+
+
+# -- a store that is out of reach for a while --
+
+
+class AtStore(InProcess):
+    """Does in this process what `remote_run` does in one of its own."""
+
+    def launch(self, command):
+        url, run, _, *words = command.words[3:]
+        with tempfile.TemporaryDirectory() as name:
+            folder, configs, store = Path(name, "run", run), Path(name, "study"), Store(url)
+            tree = store.tree(run)
+            tree.claim("process")
+            tree.fetch(folder)
+            store.fetch_study(configs)
+            places = {"@run": str(folder), "@config": str(configs / "configs" / f"{run}.yaml")}
+            words = [places.get(word, word) for word in words]
+            handle = super().launch(replace(command, words=("", "", "", *words)))
+            tree.store(folder, "process")
+            return handle
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "_RECHECK", 0.1)
+    monkeypatch.setattr(keeping, "_AGAIN", 0.1)
+    return Store(f"file://{tmp_path}/store")
+
+
+def fails(monkeypatch, kind: type, name: str, numbers) -> None:
+    """Let some calls of a method fail, counted from 0."""
+    real, calls = getattr(kind, name), []
+
+    def method(self, *arguments, **options):
+        calls.append(name)
+        if len(calls) - 1 in numbers:
+            raise Unreachable("cannot reach s3://bucket: SlowDown")
+        return real(self, *arguments, **options)
+
+    monkeypatch.setattr(kind, name, method)
+
+
+@pytest.mark.parametrize("numbers", [range(3), range(1, 4), range(2, 5)])
+def test_a_store_that_does_not_take_the_journal_fails_no_run(store, tmp_path, monkeypatch, numbers):
+    fails(monkeypatch, Store, "store_study", numbers)
+    heard = []
+    outcome = execute(parse_study(STUDY, ""), tmp_path / "runs", AtStore(), store=store, on_event=heard.append)
+    assert (len(outcome.done), outcome.failed) == (1, {})
+    told = [str(event) for event in heard if event.what == "waits"]
+    assert told[:1] == ["study: copying waits: cannot reach s3://bucket: SlowDown"]
+    assert len(told) <= 2  # once while it runs, once at the end
+    assert "waits" not in {row["what"] for row in read_rows(tmp_path / "runs" / JOURNAL)}
+
+
+def test_a_run_that_cannot_be_fetched_after_its_command_is_looked_at_once_it_can(store, tmp_path, monkeypatch):
+    folder = tmp_path / "runs"
+    study, launcher = parse_study(STUDY, ""), AtStore()
+    armed = []
+
+    def arm(event):
+        if event.what == "began" and not armed:
+            armed.append(1)
+            fails(monkeypatch, Tree, "fetch", range(3))
+
+    outcome = execute(study, folder, launcher, store=store, on_event=arm)
+    assert (len(outcome.done), outcome.failed) == (1, {})
+    assert len(launcher.launched) == 1
+    assert [row["what"] for row in read_rows(folder / JOURNAL)] == ["began", "ended"]
+
+
+def test_a_store_out_of_reach_does_not_hide_that_a_study_was_interrupted(store, tmp_path, monkeypatch):
+    stop, heard = StopRequest(), []
+
+    def interrupt(event):
+        heard.append(event)
+        if event.what == "began":
+            fails(monkeypatch, Store, "store_study", range(1000))
+            stop.reason = "SIGTERM"
+
+    with pytest.raises(Interrupted, match="SIGTERM received"):
+        execute(parse_study(STUDY, ""), tmp_path / "runs", AtStore(), store=store, stop=stop, on_event=interrupt)
+    assert "waits" in {event.what for event in heard}
+
+
+def test_the_store_knows_what_runs_while_it_runs(store, tmp_path):
+    seen = []
+
+    def look() -> None:
+        there = tmp_path / "there"
+        store.fetch_study(there)
+        seen.append([row["what"] for row in read_rows(there / JOURNAL)])
+
+    def began(event):
+        if event.what == "began":
+            time.sleep(0.1)  # the journal is copied no more often
+
+    assert execute(parse_study(STUDY, ""), tmp_path / "runs", AtStore(), store=store, on_event=began, on_turn=look).done
+    assert ["began"] in seen
+
+
+def test_runs_that_only_the_folder_has_are_added_to_the_store(store, tmp_path):
+    study, folder = parse_study(STUDY, ""), tmp_path / "runs"
+    assert len(execute(study, folder, InProcess()).done) == 1
+    launcher = AtStore()
+    assert len(execute(study, folder, launcher, store=store).done) == 1
+    assert launcher.launched == []
+    assert "config.yaml" in store.tree("speeding/ppo-lag/seed-1").newest().files
+    assert len(execute(study, tmp_path / "elsewhere", launcher, store=store).done) == 1
+    assert launcher.launched == []
+
+
+def test_a_copied_run_is_added_to_the_store_too_even_where_that_does_not_answer_at_once(store, tmp_path, monkeypatch):
+    study = parse_study(STUDY, "")
+    assert len(execute(study, tmp_path / "runs" / "first", InProcess()).done) == 1
+    fails(monkeypatch, Tree, "claim", range(2))
+    launcher = AtStore()
+    outcome = execute(study, tmp_path / "runs" / "second", launcher, store=store)
+    assert (len(outcome.done), outcome.failed, launcher.launched) == (1, {}, [])
+    assert "config.yaml" in store.tree("speeding/ppo-lag/seed-1").newest().files
+
+
+# -- the process beside a run that is kept at a URL --
+
+
+@pytest.fixture
+def beside(store, tmp_path, monkeypatch):
+    """Its commands are Python here, in the run's folder, and its temporary folders those of the test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(remote_run, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(remote_run, "_PAUSE", 0.02)
+    commands = []
+
+    def start(words, output, environment, **options):
+        commands.append(words[3:])
+        return subprocess.Popen([sys.executable, "-c", code[0]], cwd=next(word for word in words if "/run/" in word))
+
+    code = ["open('epochs.jsonl', 'w').write('1')"]
+    monkeypatch.setattr(remote_run, "start_process", start)
+    monkeypatch.setattr(remote_run, "make_directory", lambda path: (path / "seed-1").mkdir(parents=True, exist_ok=True))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield code, commands
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def left(tmp_path) -> list[Path]:
+    return list((tmp_path / "tmp").iterdir())
+
+
+def test_a_store_that_does_not_answer_at_first_or_at_the_end_is_tried_again(store, tmp_path, monkeypatch, beside):
+    fails(monkeypatch, Tree, "claim", range(2))
+    fails(monkeypatch, Tree, "store", range(2))
+    assert remote_run.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == 0
+    assert "epochs.jsonl" in store.tree("env/arm/seed-1").newest().files
+    assert left(tmp_path) == []
+
+
+def test_what_could_not_be_copied_stays_and_is_named(store, tmp_path, monkeypatch, beside, capsys):
+    fails(monkeypatch, Tree, "store", range(1000))
+    monkeypatch.setattr(remote_run, "_LAST_COPY", 0.2)
+    assert remote_run.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == EXIT_FAILED
+    (scratch,) = left(tmp_path)
+    folder = scratch / "run" / "env" / "arm" / "seed-1"
+    said = capsys.readouterr().err
+    assert f"what was not copied is kept in {folder}" in said
+    assert said.count("SlowDown") == 2  # at the first try and at the end
+    assert (folder / "epochs.jsonl").read_text() == "1"
+    os.utime(scratch, (0, 0))
+    remote_run.remove_left_behind(tmp_path / "tmp")
+    assert folder.exists()
+
+
+def test_a_second_request_to_stop_ends_the_wait_for_the_store(store, tmp_path, monkeypatch):
+    fails(monkeypatch, Tree, "store", range(1000))
+    with pytest.raises(Unreachable):
+        remote_run._store_at_last(tmp_path, store.tree("run"), "me", tmp_path / "kept", [15, 15])
+    assert (tmp_path / "kept").exists()
+
+
+def test_folders_of_processes_that_were_killed_are_removed_and_no_others(tmp_path):
+    names = ("vlmsafe-run-dead", "vlmsafe-run-alive", "vlmsafe-run-young", "other")
+    dead, alive, _, other = folders = [tmp_path / name for name in names]
+    for folder in folders:
+        folder.mkdir()
+    with DirectoryLock(alive):
+        for folder in (dead, alive, other):
+            os.utime(folder, (0, 0))
+        remote_run.remove_left_behind(tmp_path)
+        assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_a_process_whose_run_was_taken_ends_its_command(store, tmp_path, monkeypatch, beside, capsys):
+    code, _ = beside
+    code[0] = "import time; open('pid', 'w').write(str(__import__('os').getpid())); time.sleep(20)"
+    monkeypatch.setattr(remote_run, "_EVERY", 0.5)
+    pids, real = [], Tree.store
+
+    def taken(self, folder, owner, *arguments):
+        if (folder / "pid").exists():
+            pids.append(int((folder / "pid").read_text()))
+            self.claim("another")
+        real(self, folder, owner, *arguments)
+
+    monkeypatch.setattr(Tree, "store", taken)
+    assert remote_run.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == EXIT_FAILED
+    said = capsys.readouterr().err
+    assert "worked on by another process now (another)" in said
+    assert "tried again later" not in said
+    assert left(tmp_path) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+def test_a_run_that_was_begun_meanwhile_is_resumed_instead_of_begun_again(store, tmp_path, beside):
+    _, commands = beside
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    words = ["train", "--config", "@config", "--quiet", "--signal.service", "unix:/x", "--run-dir", "@run"]
+    assert remote_run._as_it_stands(words, begun) == words
+    (begun / "config.yaml").touch()
+    expected = ["train", "--resume", "@run", "--quiet", "--signal.service", "unix:/x"]
+    assert remote_run._as_it_stands(words, begun) == expected
+    assert remote_run._as_it_stands(["evaluate", "@run"], begun) == ["evaluate", "@run"]
+    store.tree("env/arm/seed-1").store(begun, "other")
+    assert remote_run.main(store.url, "env/arm/seed-1", ["train", "--config", "@config", "--run-dir", "@run"]) == 0
+    assert commands[0][:2] == ("train", "--resume")

@@ -1,12 +1,22 @@
 """Files are whole, locks hold."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from vlmsafe.errors import RunError
-from vlmsafe.training.files import DirectoryLock, append_rows, cut_to, is_locked, read_rows, write_atomically
+from vlmsafe.training.files import (
+    DirectoryLock,
+    append_rows,
+    break_lock,
+    cut_to,
+    is_locked,
+    process_name,
+    read_rows,
+    write_atomically,
+)
 
 
 def test_failed_append_leaves_whole_rows_only(tmp_path):
@@ -86,3 +96,22 @@ def test_lock_is_exclusive_and_dropped_on_exit(tmp_path):
     assert not is_locked(tmp_path)
     with DirectoryLock(tmp_path):
         pass
+
+
+def test_a_process_whose_lock_was_broken_writes_nothing_any_more(tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    for folder in (run / "checkpoints", other):
+        folder.mkdir(parents=True)
+    with DirectoryLock(run):
+        append_rows(run / "epochs.jsonl", [{"epoch": 1}])
+        write_atomically(run / "checkpoints" / "one", b"1")
+        assert break_lock(run, process_name(os.getpid()))
+        (run / "lock").write_text("7 node-3")  # whoever believed it dead goes on
+        with pytest.raises(RunError, match=r"run was taken over by pid 7 on node-3; this process stops"):
+            append_rows(run / "epochs.jsonl", [{"epoch": 2}])
+        with pytest.raises(RunError, match="taken over"):
+            write_atomically(run / "checkpoints" / "two", b"2")
+        append_rows(other / "epochs.jsonl", [{"epoch": 1}])
+    assert read_rows(run / "epochs.jsonl") == [{"epoch": 1}]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["one"]
+    append_rows(run / "epochs.jsonl", [{"epoch": 2}])  # who holds no lock is not asked for one

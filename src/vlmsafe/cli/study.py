@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vlmsafe.studies.study import RunSpec, Study
 
 _REDRAW = 2.0  # seconds
+_FETCH = 30.0  # seconds between two looks at a study that is kept at a URL
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,9 @@ class Chosen:
     dir: str | None = None
     """The study's own folder, where it has another name or place; or a URL, such as s3://bucket/mine."""
 
-    def load(self, current: bool = True) -> tuple[Study, Path]:
-        """The study, and where its runs are; of one at a URL, the local copy, brought up to date if so wished."""
+    def load(self) -> tuple[Study, Path]:
+        """The study, and where its runs are; of one at a URL, the local copy, as it is."""
         from vlmsafe.studies.arms import STUDY_FILE
-        from vlmsafe.studies.execution import fetch
         from vlmsafe.studies.study_yaml import load_study
 
         study = load_study(self.study)
@@ -57,21 +57,38 @@ class Chosen:
             study = study.varied(self.scale, self.scorer)
         begun = Path(self.study)
         folder = begun if (begun / STUDY_FILE).is_file() else self.root / study.title
-        if (store := self.store()) is not None:
-            if current:
+        return study, Path(self.dir) if self.dir and self.store() is None else folder
+
+    def bring(self, study: Study, folder: Path) -> None:
+        """Bring the local copy of a study at a URL up to date, unless somebody works in it, who does so."""
+        from vlmsafe.studies.keeping import fetch
+        from vlmsafe.training.files import DirectoryLock, is_locked, make_directory
+
+        store = self.store()
+        if store is not None and not is_locked(folder) and store.has_study():
+            with DirectoryLock(make_directory(folder)):
                 fetch(store, study.expand(folder), folder)
-            return study, folder
-        return study, Path(self.dir) if self.dir else folder
 
     def store(self) -> Store | None:
         """Where the study is kept, if that is a URL."""
-        from vlmsafe.studies.storage import Store, is_url
+        from vlmsafe.studies.storage import Store, is_url, known_scheme
 
-        return Store(self.dir) if self.dir and is_url(self.dir) else None
+        if not self.dir:
+            return None
+        if known_scheme(self.dir) == "memory":
+            raise InputError(
+                "memory:// is a store of one process, and every command of a study is its own; use a file://"
+            )
+        if is_url(self.dir):
+            return Store(self.dir)
+        if (scheme := known_scheme(self.dir)) and not Path(self.dir).exists():
+            raise InputError(f"'{self.dir}' is no URL; two slashes follow its name: {scheme}://...")
+        return None
 
     def command(self, verb: str, folder: Path) -> str:
         """What to type for another verb on the same study."""
-        return f"vlmsafe study {verb} {shlex.quote(str(folder))}"
+        at = f" --dir {shlex.quote(self.dir or '')}" if self.store() is not None else ""
+        return f"vlmsafe study {verb} {shlex.quote(str(folder))}{at}"
 
 
 @dataclass(frozen=True)
@@ -108,6 +125,13 @@ class RunCommand(Chosen):
     """How often a run is started again, from its last checkpoint, whose node was lost."""
     share_scorer: bool = False
     """Start one scoring service for all runs, instead of a model in each; with ray, one on every GPU."""
+
+    def command(self, verb: str, folder: Path) -> str:
+        words = super().command(verb, folder)
+        if verb == "run":
+            words += "" if self.launcher == "local" else f" --launcher {self.launcher}"
+            words += "" if self.address is None else f" --address {shlex.quote(self.address)}"
+        return words
 
 
 @dataclass(frozen=True)
@@ -246,7 +270,7 @@ def _run(command: RunCommand) -> None:
     from vlmsafe.studies.plan import Speeds
     from vlmsafe.training.interrupts import stop_on_signals
 
-    study, folder = command.load(current=False)
+    study, folder = command.load()
     specs = study.expand(folder)
     launcher, gpus = _launcher(command)
     if command.launcher != "local":
@@ -327,30 +351,37 @@ def _shared_scorer(command: RunCommand, study: Study, folder: Path, launcher: La
 
 def _status(command: StatusCommand) -> None:
     study, folder = command.load()
-    specs = study.expand(folder)
-    table = _runs_table if command.runs else _status_table
+    command.bring(study, folder)
+    specs, elsewhere = study.expand(folder), command.store() is not None
+    draw = partial(_runs_table if command.runs else _status_table, study, specs, folder, elsewhere)
     if command.once or not out.is_terminal:
-        out.print(table(study, specs, folder))
+        out.print(draw())
         return
     from vlmsafe.studies.progress import cell_states
 
-    with _Screen(lambda: table(study, specs, folder)) as screen:
+    due = time.monotonic() + _FETCH
+    with _Screen(draw) as screen:
         while not all(state.done for state in cell_states(specs, {})):
             screen.redraw()
             time.sleep(_REDRAW)
+            if time.monotonic() >= due:
+                command.bring(study, folder)
+                due = time.monotonic() + _FETCH
 
 
 def _report(command: ReportCommand) -> None:
     from vlmsafe.cli.report import write_and_say
 
     study, folder = command.load()
+    command.bring(study, folder)
     if not folder.is_dir():
-        raise InputError(f"there is no {folder}; vlmsafe study run {command.study} makes its runs")
-    write_and_say([folder], command.out or folder / "report.html", study_info(study, folder))
+        raise InputError(f"there is no {folder}; {command.command('run', Path(command.study))} makes its runs")
+    info = study_info(study, folder, command.command("run", folder))
+    write_and_say([folder], command.out or folder / "report.html", info)
 
 
-def study_info(study: Study, folder: Path) -> StudyInfo:
-    """What a report says of a study, whose runs are in a folder."""
+def study_info(study: Study, folder: Path, command: str = "") -> StudyInfo:
+    """What a report says of a study, whose runs are in a folder and made by a command."""
     from vlmsafe.config_yaml import to_yaml
     from vlmsafe.report.data import StudyInfo
     from vlmsafe.studies.progress import other_settings
@@ -362,7 +393,7 @@ def study_info(study: Study, folder: Path) -> StudyInfo:
         paper=study.paper,
         tables=study.tables,
         figures=study.figures,
-        command=f"vlmsafe study run {shlex.quote(str(folder))}",
+        command=command or f"vlmsafe study run {shlex.quote(str(folder))}",
         planned=len(specs),
         claims=study.claims if study.claims.comparisons else None,
         definition=to_yaml(study.document),
@@ -395,13 +426,13 @@ class _Screen:
             self._due = time.monotonic() + _REDRAW
 
 
-def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table:
-    from vlmsafe.studies.execution import failures
+def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: bool = False) -> Table:
+    from vlmsafe.studies.execution import failures, under_way
     from vlmsafe.studies.progress import cell_states
 
     names = {spec.name for spec in specs}
     failed = {name: reason for name, reason in failures(folder).items() if name in names}
-    states = list(cell_states(specs, failed))
+    states = list(cell_states(specs, failed, under_way(folder, elsewhere)))
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
     for heading in ("environment", "arm"):
         table.add_column(heading, overflow="fold")
@@ -423,12 +454,12 @@ def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table
     return table
 
 
-def _runs_table(study: Study, specs: Sequence[RunSpec], folder: Path) -> Table:
+def _runs_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: bool = False) -> Table:
     """Every run of a study on a line of its own."""
     from vlmsafe.studies.execution import failures, last_rows, under_way
     from vlmsafe.studies.progress import glance
 
-    failed, running, last = failures(folder), under_way(folder), last_rows(folder)
+    failed, running, last = failures(folder), under_way(folder, elsewhere), last_rows(folder)
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
     for heading in ("run", "now", "step", "epochs", "node", "since", "log"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("epochs", "since"))

@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,21 @@ from typing import Any
 from vlmsafe.config_yaml import to_dict, to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
 from vlmsafe.studies.arms import STUDY_FILE
+from vlmsafe.studies.keeping import Keeping, fetch, keep_new
 from vlmsafe.studies.launchers import Command, Handle, Launcher, Lost
 from vlmsafe.studies.progress import Busy, Step, check_runs, next_step
 from vlmsafe.studies.remote_run import remote_words
 from vlmsafe.studies.reuse import equal_run, finish_copy, take_over
 from vlmsafe.studies.shared_scorer import shares
-from vlmsafe.studies.storage import STUDY_TREE, Store
+from vlmsafe.studies.storage import Store
 from vlmsafe.studies.study import RunSpec, Study
 from vlmsafe.training.files import (
     DirectoryLock,
     append_rows,
     break_lock,
+    in_words,
     is_locked,
+    lock_holder,
     make_directory,
     read_rows,
     write_atomically,
@@ -56,7 +59,7 @@ class Event:
     run: str
     step: str
     what: str
-    """began, ended, failed, stopped, copied, lost."""
+    """began, ended, failed, stopped, copied, lost, unlocked; and, told but not noted, waits."""
     reason: str = ""
     node: str = ""
     """The machine on which it happened."""
@@ -108,7 +111,10 @@ def execute(
     scoring service that the runs share; `on_turn` is called several times a second.
     """
     if is_locked(folder):
-        raise RunError(f"another process is running the study in {folder}; wait for it, or stop it")
+        who = in_words(lock_holder(folder))
+        raise RunError(
+            f"another process is running the study in {folder}, or fetching it ({who}); wait for it, or stop it"
+        )
     with DirectoryLock(make_directory(folder)):
         needs = (memory, gpus, restarts)
         return _Execution(study, folder, launcher, *needs, store, service, stop or StopRequest(), on_event).run(on_turn)
@@ -131,18 +137,21 @@ class _Execution:
         self.study, self.folder, self.launcher, self.memory, self.gpus = study, folder, launcher, memory, gpus
         self.restarts, self.store, self.service, self.stop, self.on_event = restarts, store, service, stop, on_event
         self.specs = study.expand(folder)
-        if store is not None:
-            fetch(store, self.specs, folder)
         for spec in self.specs:
             finish_copy(spec)
+        if store is not None:
+            fetch(store, self.specs, folder)
+            keep_new(store, self.specs)
         check_runs(self.specs)
         write_definition(study, folder)
         shutil.rmtree(folder / _ASIDE, ignore_errors=True)  # what a crash left half copied
+        self.keeping = Keeping(store, folder, lambda why: on_event(Event("study", "copying", "waits", why)))
         self.pending = list(self.specs)
         self.running: list[_Work] = []
         self.last: dict[str, Step] = {}  # what was done last for a run, to notice steps that achieve nothing
         self.losses: dict[str, list[tuple[float, Lost]]] = {}  # when, by the clock, and what
         self.look_again = 0.0  # when, by the clock
+        self.waits: set[str] = set()  # for whom somebody was told that they wait
         self.failed_before = failures(folder)
         self.outcome = Outcome()
 
@@ -156,6 +165,7 @@ class _Execution:
                         "the same command continues it"
                     )
                 self._launch()
+                self.keeping.store_study()
                 on_turn()
                 if self.pending or self.running:
                     time.sleep(_PAUSE)
@@ -174,8 +184,12 @@ class _Execution:
                 continue
             self.running.remove(work)
             self.look_again = 0.0
-            if self.store is not None:
-                self.store.tree(work.spec.name).fetch(work.spec.path)
+            self.keeping.fetch_later(work.spec)
+            try:
+                self.keeping.settled(work.spec)
+            except VlmsafeError as error:
+                self._fail(work.spec, "fetch", str(error), work.handle.place())
+                continue
             if isinstance(code, Lost):
                 self._lose(work, code)
             elif code == 0:
@@ -213,9 +227,9 @@ class _Execution:
             for work in self.running:
                 if work.handle.poll() is None:
                     work.handle.stop(now=True)
+            for work in self.running:
                 self._note(work.spec, str(work.step), "stopped", node=work.handle.place())
-            if self.store is not None:
-                self.store.store_study(self.folder)
+            self.keeping.store_at_last()
 
     # -- what comes next --
 
@@ -226,6 +240,8 @@ class _Execution:
         self.look_again = time.monotonic() + _RECHECK
         for spec in list(self.pending):
             try:
+                if not self.keeping.settled(spec):
+                    continue
                 step = next_step(spec)
                 if step is None:
                     self.pending.remove(spec)
@@ -236,6 +252,7 @@ class _Execution:
                 if isinstance(step, Busy):
                     # Left by a study that was killed, or somebody's own: its turn comes when it is free.
                     self._free_lost(spec)
+                    self._tell_busy(spec)
                     continue
                 if step == self.last.get(spec.name):
                     raise RunError(f"'{step}' ended well, but what it should have made is not there")
@@ -253,13 +270,17 @@ class _Execution:
             if lost.process and time.monotonic() > when + _STALE and break_lock(spec.path, lost.process):
                 self._note(spec, "look", "unlocked", f"its lock was left by {lost.process}, which is lost")
 
+    def _tell_busy(self, spec: RunSpec) -> None:
+        if spec.name not in self.waits:
+            self.waits.add(spec.name)
+            self.on_event(Event(spec.name, "look", "waits", f"in use by {in_words(lock_holder(spec.path))}"))
+
     def _copied(self, spec: RunSpec) -> bool:
         found = None if self.study.independent else equal_run(spec, self.folder.parent)
         if found is None:
             return False
         take_over(found, spec, self.folder / _ASIDE)
-        if self.store is not None:
-            keep(self.store, spec)
+        self.keeping.keep_later(spec)
         self._note(spec, "train", "copied", str(found.path))
         return True
 
@@ -268,7 +289,8 @@ class _Execution:
         log = self.folder / _LOGS / f"{spec.name}.log"
         words = command_words(spec, step, self.folder, self.service)
         if self.store is not None:
-            self.store.store_study(self.folder)  # with the settings of the run
+            if step.kind == "train" and not self.keeping.has_settings(spec):
+                return False
             places = {str(spec.path): "@run", str(config_path(spec, self.folder)): "@config"}
             words = remote_words(self.store.url, spec.name, [places.get(word, word) for word in words[len(VLMSAFE) :]])
         begun_at = log.stat().st_size if log.exists() else 0
@@ -292,6 +314,7 @@ class _Execution:
         event = Event(spec.name, step, what, reason, node or "")
         row = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **vars(event)}
         append_rows(self.folder / JOURNAL, [row])
+        self.keeping.journal_changed()
         self.on_event(event)
 
 
@@ -303,21 +326,6 @@ def write_definition(study: Study, folder: Path) -> None:
         write_atomically(folder / "claims.yaml", to_yaml(claims).encode())
     else:
         (folder / "claims.yaml").unlink(missing_ok=True)
-
-
-def fetch(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
-    """Bring a study's folder up to what its store keeps; a run that only the folder has is added to the store."""
-    store.fetch_study(folder)
-    for spec in specs:
-        if not store.tree(spec.name).fetch(spec.path) and (spec.path / "config.yaml").exists():
-            keep(store, spec)
-
-
-def keep(store: Store, spec: RunSpec) -> None:
-    """Copy a run that was made here to a store that does not have it."""
-    tree = store.tree(spec.name)
-    tree.claim(STUDY_TREE)
-    tree.store(spec.path, STUDY_TREE)
 
 
 def config_path(spec: RunSpec, folder: Path) -> Path:
@@ -371,9 +379,12 @@ def last_rows(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["run"]: row for row in read_rows(folder / JOURNAL)}
 
 
-def under_way(folder: Path) -> dict[str, dict[str, Any]]:
-    """What is running in a study now, by run: rows of its journal with step, node and time."""
-    if not is_locked(folder):
+def under_way(folder: Path, elsewhere: bool = False) -> dict[str, dict[str, Any]]:
+    """What is running in a study now, by run: rows of its journal with step, node and time.
+
+    Of a study that is run `elsewhere` nothing is known but its journal.
+    """
+    if not elsewhere and not is_locked(folder):
         return {}
     return {run: row for run, row in last_rows(folder).items() if row["what"] == "began"}
 

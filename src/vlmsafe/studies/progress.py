@@ -6,7 +6,7 @@ the files, which survive everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -152,19 +152,19 @@ class Glance:
         return self.status != "waiting"
 
 
-def glance(spec: RunSpec) -> Glance:
-    """Files are counted here, not read; `next_step` looks into them."""
+def glance(spec: RunSpec, elsewhere: bool = False) -> Glance:
+    """Files are counted here, not read; `next_step` looks into them. `elsewhere` says that it is worked on there."""
     if not (spec.path / "config.yaml").is_file():
-        return Glance("running" if is_locked(spec.path) else "waiting", 0, 0, 0)
+        return Glance("running" if elsewhere or is_locked(spec.path) else "waiting", 0, 0, 0)
     rows = spec.path / "epochs.jsonl"
     epochs = rows.read_bytes().count(b"\n") if rows.exists() else 0
     evaluations, traces = (
         sum((spec.path / folder / f"{look.protocol}.parquet").exists() for look in looks)
         for folder, looks in (("evaluations", spec.evaluations), ("traces", spec.traces))
     )
-    if is_locked(spec.path):
-        return Glance("running", epochs, evaluations, traces)
     done = epochs >= spec.config.epochs
+    if is_locked(spec.path) or (elsewhere and not done):
+        return Glance("running", epochs, evaluations, traces)
     return Glance("trained" if done else "stopped", epochs, evaluations, traces)
 
 
@@ -194,13 +194,15 @@ class CellState:
         return there == (self.runs, self.all_evaluations, self.all_traces)
 
 
-def cell_states(specs: Sequence[RunSpec], failed: Mapping[str, Any]) -> Iterator[CellState]:
-    """The study at a glance, arm by arm; `failed` holds the names of runs that failed."""
+def cell_states(
+    specs: Sequence[RunSpec], failed: Mapping[str, Any], running: Container[str] = ()
+) -> Iterator[CellState]:
+    """The study at a glance, arm by arm; names of runs that failed, and of those known to run, wherever that is."""
     cells: dict[tuple[str, str], list[RunSpec]] = {}
     for spec in specs:
         cells.setdefault((spec.env, spec.arm), []).append(spec)
     for (env, arm), own in cells.items():
-        seen = [glance(spec) for spec in own]
+        seen = [glance(spec, spec.name in running) for spec in own]
 
         def count(status: str, seen: Sequence[Glance] = seen) -> int:
             return sum(one.status == status for one in seen)

@@ -8,21 +8,25 @@ run it holds objects, named by what is in them, and lists of them:
 
 Nothing there is ever changed. A copy first adds the objects that are new, then a list with the next number; whoever
 reads takes the newest list that is whole, so a copy that is killed half-way leaves the run as it was before. Objects
-of older lists are removed later. What every machine's study has in common is kept beside the runs in the same way.
+of older lists are removed later; whoever was just reading them begins again with what is newest then. What every
+machine's study has in common is kept beside the runs in the same way.
 
 A list names its owner, the process that works on the run. One that finds another owner stops: the study believed it
-dead and started the run again elsewhere.
+dead and started the run again elsewhere. Stores know no locks, so an owner looks again after it has added its objects
+and once more after its list: of two with the same number the claim stays.
+
+A local folder remembers what it has from a store, in `.copy-of`. Nothing else in it is ever overwritten or removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import posixpath
 import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +35,14 @@ from typing import Any, BinaryIO
 import fsspec
 
 from vlmsafe.errors import InputError, RunError, VlmsafeError
-from vlmsafe.training.files import disk_errors, make_directory
+from vlmsafe.training.files import disk_errors, make_directory, write_atomically
 
 _CHUNK = 2**20
 _KEPT = 2  # lists of which objects are kept: somebody may just be reading the last but one
-_NOT_COPIED = re.compile(r"(^|/)(lock|\..*)$")  # locks are a machine's own, hidden files are being written
+# Locks and the log of a study's scoring service are a machine's own, hidden files are being written.
+_NOT_COPIED = re.compile(r"(^|/)(lock|\..*)$|^logs/scorer\.log$")
+_MARK = ".copy-of"  # the URL, and the digests of what the folder has from it
+_LOOKS = 3  # at lists, of which older ones may be removed while they are read
 STUDY_TREE = "study"
 _OF_STUDY = ("study.yaml", "claims.yaml", "journal.jsonl", "configs", "logs")
 
@@ -46,11 +53,25 @@ def is_url(place: str) -> bool:
     >>> is_url("s3://bucket/runs"), is_url("runs/mine")
     (True, False)
     """
-    return re.match(r"[a-z][a-z0-9+.-]*://", place) is not None
+    return "://" in place
+
+
+def known_scheme(place: str) -> str:
+    """The store that a place names at its beginning, as `s3` in `s3://bucket` or `S3:bucket`; empty for a folder."""
+    scheme, colon, _ = place.partition(":")
+    return scheme.lower() if colon and scheme.lower() in fsspec.available_protocols() else ""
+
+
+class Unreachable(RunError):
+    """The store does not answer, or not as it should."""
 
 
 class Taken(RunError):
     """Another process works on the run."""
+
+
+class _Missing(RunError):
+    """An object that a list names is not there."""
 
 
 @contextmanager
@@ -61,14 +82,15 @@ def _reaching(url: str) -> Iterator[None]:
     except VlmsafeError:
         raise
     except Exception as error:
-        raise RunError(f"cannot reach {url}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise Unreachable(f"cannot reach {url}: {type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
 class Store:
     """A study's place at a URL."""
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        scheme, slashes, place = url.rstrip("/").partition("://")
+        self.url = scheme.lower() + slashes + place
         try:
             self._fs, self._path = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError) as error:
@@ -81,10 +103,14 @@ class Store:
 
     def fetch_study(self, folder: Path) -> None:
         """What the study itself keeps, from whatever machine it was run before."""
-        self.tree(STUDY_TREE).fetch(folder, _OF_STUDY)
+        self.tree(STUDY_TREE).fetch(folder, _OF_STUDY, merge=True)
+
+    def has_study(self) -> bool:
+        """Whether a study was ever kept here."""
+        return self.tree(STUDY_TREE).newest() is not None
 
     def store_study(self, folder: Path) -> None:
-        self.tree(STUDY_TREE).store(folder, STUDY_TREE, _OF_STUDY)
+        self.tree(STUDY_TREE).store(folder, STUDY_TREE, _OF_STUDY, mark=True)
 
 
 @dataclass(frozen=True)
@@ -116,48 +142,129 @@ class Tree:
     def __init__(self, fs: Any, path: str, url: str) -> None:
         self._fs, self._path, self._url = fs, path, url
 
-    def newest(self) -> Listing | None:
-        """The newest list that is whole."""
-        return next((listing for _, listing in self._listings()), None)
+    def newest(self, but: Collection[Listing] = ()) -> Listing | None:
+        """The newest list that is whole, apart from some."""
+        with _reaching(self._url):
+            for _ in range(_LOOKS):
+                found = next((listing for _, listing in self._listings() if listing not in but), None)
+                if found is not None or not self._names("lists"):
+                    return found
+        return None
 
     def claim(self, owner: str) -> None:
-        """Make a process the one that works on the run, and remove what copies that were killed left."""
-        with _reaching(self._url):
-            before = self.newest()
-            listing = Listing(0 if before is None else before.number + 1, owner, {} if before is None else before.files)
-            self._write(self._list_path(listing), listing.to_bytes())
-            self._tidy(everything=True)
+        """Make a process the one that works on the run.
 
-    def fetch(self, folder: Path, only: Iterable[str] = ()) -> bool:
-        """Make a local folder what the newest list says, or leave it alone where there is none; whether there was.
-
-        `only` names the files and folders of it that are the store's; by default everything in it is.
+        What copies that were killed left is not removed here: the owner before may be alive and copy at this moment.
         """
         with _reaching(self._url):
-            listing = self.newest()
-            if listing is None:
-                return False
-            for name, path in _files(folder, only):
-                if name not in listing.files:
-                    path.unlink()
-            for name, digest in listing.files.items():
-                path = folder / name
-                if not path.exists() or _digest(path)[0] != digest:
-                    self._fetch_file(digest, path)
+            while True:
+                before = self.newest()
+                files = {} if before is None else before.files
+                listing = Listing(0 if before is None else before.number + 1, owner, files)
+                self._write(self._list_path(listing), listing.to_bytes())
+                now = self.newest()
+                if now is None or now.owner == owner:
+                    return
+                if now.number > listing.number:
+                    raise self._taken(now)
+                # The owner before has just written a list of the same number: the claim goes on top of it.
+
+    def fetch(self, folder: Path, only: Iterable[str] = (), *, merge: bool = False) -> bool:
+        """Make a local folder what the newest list says, or leave it alone where there is none; whether there was.
+
+        `only` names the files and folders of it that are fetched; by default all are. A folder with work that is not
+        from here is refused. With `merge` that holds only if nothing in it is: else a file that was changed there but
+        not here stays.
+        """
+        with _reaching(self._url):
+            tried: list[Listing] = []
+            missing: _Missing | None = None
+            while (listing := self.newest(tried)) is not None:
+                try:
+                    return self._make(folder, listing, tuple(only), merge)
+                except _Missing as error:
+                    # Removed, because there is a newer list by now; or lost, and the list before is whole.
+                    tried.append(listing)
+                    missing = error
+            if missing is not None:
+                raise missing
+        return False
+
+    def _make(self, folder: Path, listing: Listing, only: Collection[str], merge: bool) -> bool:
+        wanted = {
+            name: digest
+            for name, digest in listing.files.items()
+            if not only or any(name == top or name.startswith(f"{top}/") for top in only)
+        }
+        marked = self._known(folder)
+        known = marked or set()
+        local = {name: _digest(path)[0] for name, path in _files(folder, only)}
+        changed = {name for name, digest in local.items() if digest not in known and digest != wanted.get(name)}
+        refused = changed and not (merge and marked is not None)
+        if not wanted and (refused or not local):
+            return False  # it was claimed, and nothing was copied yet
+        if refused:
+            raise InputError(
+                f"{folder} holds runs that are not a copy of {self._url} ({min(changed)} is not from there), and "
+                "nothing is overwritten; choose another --root, or move it away"
+            )
+        self._mark(folder, known | set(wanted.values()))  # a fetch that is killed leaves some of both
+        for name in local.keys() - wanted.keys() - changed:
+            (folder / name).unlink()
+        for name, digest in wanted.items():
+            if local.get(name) != digest and not (name in changed and digest in known):
+                self._fetch_file(digest, folder / name)
+        self._mark(folder, set(wanted.values()))
         return True
 
-    def store(self, folder: Path, owner: str, only: Iterable[str] = ()) -> None:
-        """Copy what is new in a local folder; a process at work in it may add to its files meanwhile."""
+    def store(self, folder: Path, owner: str, only: Iterable[str] = (), *, mark: bool = False) -> None:
+        """Copy what is new in a local folder; a process at work in it may add to its files meanwhile.
+
+        With `mark` the folder counts as a copy from now on: whatever is newer here may be fetched into it.
+        """
         with _reaching(self._url):
-            before = self.newest()
-            if before is not None and before.owner != owner:
-                raise Taken(f"{self._url} is worked on by another process now ({before.owner}); this one stops")
-            files = self._add_files(folder, only, set() if before is None else set(before.files.values()))
-            if before is not None and files == before.files:
-                return
-            listing = Listing(0 if before is None else before.number + 1, owner, files)
-            self._write(self._list_path(listing), listing.to_bytes())
-            self._tidy()
+            before = self._owned(owner)
+            if mark and self._known(folder) is None:
+                self._mark(folder, set())
+            there = set(map(posixpath.basename, self._names("objects")))
+            # An object that is there although no list names it may be half of one.
+            files = self._add_files(folder, only, there & set({} if before is None else before.files.values()))
+            before = self._owned(owner)  # copying takes its time
+            if before is None or files != before.files:
+                listing = Listing(0 if before is None else before.number + 1, owner, files)
+                self._write(self._list_path(listing), listing.to_bytes())
+                lists = list(self._listings())
+                for _, other in lists:
+                    if other.owner != owner and other.number >= listing.number:
+                        self._remove(self._list_path(listing))
+                        raise self._taken(other)
+                self._tidy(lists, there)
+            if mark:
+                self._mark(folder, set(files.values()))
+
+    def _owned(self, owner: str) -> Listing | None:
+        """The newest list, if it is the owner's, or there is none."""
+        listing = self.newest()
+        if listing is not None and listing.owner != owner:
+            raise self._taken(listing)
+        return listing
+
+    def _taken(self, listing: Listing) -> Taken:
+        return Taken(f"{self._url} is worked on by another process now ({listing.owner}); this one stops")
+
+    # -- the local folder --
+
+    def _known(self, folder: Path) -> set[str] | None:
+        """Digests of what a folder has from here; None where it was never copied from or to here."""
+        try:
+            url, *digests = (folder / _MARK).read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        return set(digests) if url == self._url else None
+
+    def _mark(self, folder: Path, digests: set[str]) -> None:
+        if self._known(folder) != digests:
+            write_atomically(make_directory(folder) / _MARK, "\n".join([self._url, *sorted(digests)]).encode())
 
     def _add_files(self, folder: Path, only: Iterable[str], known: set[str]) -> dict[str, str]:
         files: dict[str, str] = {}
@@ -181,7 +288,10 @@ class Tree:
         """Lists that are whole, newest first."""
         for path in sorted(self._names("lists"), reverse=True):
             number = int(posixpath.basename(path).partition("-")[0])
-            listing = Listing.from_bytes(number, self._fs.cat_file(path))
+            try:
+                listing = Listing.from_bytes(number, self._fs.cat_file(path))
+            except FileNotFoundError:  # just removed: there are newer ones
+                continue
             if listing is not None:
                 yield path, listing
 
@@ -212,28 +322,38 @@ class Tree:
 
     def _fetch_file(self, digest: str, path: Path) -> None:
         make_directory(path.parent)
-        aside = path.with_name(f".{path.name}.fetched")
-        with disk_errors(path):
-            with self._fs.open(self._object_path(digest), "rb") as source, aside.open("wb") as target:
-                shutil.copyfileobj(source, target, _CHUNK)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.fetched")
+        try:
+            with disk_errors(path), aside.open("wb") as target:
+                for chunk in self._chunks(digest):
+                    target.write(chunk)
             if _digest(aside)[0] != digest:
-                aside.unlink()
                 raise RunError(f"{self._url} is damaged: {path.name} is not what was stored")
-            aside.replace(path)
+            with disk_errors(path):
+                aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
 
-    def _tidy(self, everything: bool = False) -> None:
-        """Remove older lists, and the objects that only they name; `everything` also what no list names."""
-        kept: set[str] = set()
-        dropped: set[str] = set(map(posixpath.basename, self._names("objects"))) if everything else set()
-        for place, (path, listing) in enumerate(list(self._listings())):
-            if place < _KEPT:
-                kept.update(listing.files.values())
-            else:
-                dropped.update(listing.files.values())
-                self._fs.rm_file(path)
-        for digest in dropped - kept:
-            if self._fs.exists(self._object_path(digest)):
-                self._fs.rm_file(self._object_path(digest))
+    def _chunks(self, digest: str) -> Iterator[bytes]:
+        """An object piece by piece. What goes wrong here is the store's matter and not the disk's."""
+        with _reaching(self._url):
+            try:
+                with self._fs.open(self._object_path(digest), "rb") as source:
+                    while chunk := source.read(_CHUNK):
+                        yield chunk
+            except FileNotFoundError as error:
+                raise _Missing(f"{self._url} is damaged: it does not have object {digest}, which it lists") from error
+
+    def _tidy(self, lists: list[tuple[str, Listing]], there: set[str]) -> None:
+        """Remove older lists, and objects that were there before and are named by no newer one."""
+        for path, _ in lists[_KEPT:]:
+            self._remove(path)
+        for digest in there.difference(*(listing.files.values() for _, listing in lists[:_KEPT])):
+            self._remove(self._object_path(digest))
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # others tidy too
+            self._fs.rm_file(path)
 
 
 def _files(folder: Path, only: Iterable[str] = ()) -> list[tuple[str, Path]]:

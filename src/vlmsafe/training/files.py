@@ -34,6 +34,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     After a crash at any moment the path holds the old content or the new, never a part.
     """
+    _check_held(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with disk_errors(path):
         try:
@@ -63,6 +64,7 @@ def append_rows(path: Path, rows: list[Mapping[str, Any]]) -> None:
     A write that fails part-way is cut off again, and so is a row that an earlier crash left unfinished: rows are
     always whole.
     """
+    _check_held(path)
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
     # Unbuffered: a buffer would try to write its rest once more when the file is closed, after the cut.
     new = not path.exists()
@@ -125,7 +127,8 @@ class DirectoryLock:
 
     On a folder that several machines share it does so as long as the server gives locks to all of them (NFS 4 and
     most cluster file systems do). Then a machine that dies may leave its lock behind for a while or for ever, which
-    is what `break_lock` is for.
+    is what `break_lock` is for. If it was not dead after all, its process notices before it next adds rows or saves a
+    checkpoint, and stops.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -158,12 +161,40 @@ class DirectoryLock:
             os.truncate(handle, 0)
             os.write(handle, process_name(os.getpid()).encode())
         self._handle = handle
+        _HELD[self._path.parent.absolute()] = self
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._handle is not None:
+            del _HELD[self._path.parent.absolute()]
             os.close(self._handle)
             self._handle = None
+
+    def check(self) -> None:
+        """Whether the lock is still this process's: somebody who believed it dead may have broken it."""
+        if self._handle is not None and not _is_file(self._handle, self._path):
+            holder = lock_holder(self._path.parent)
+            raise RunError(f"{self._path.parent} was taken over by {in_words(holder)}; this process stops")
+
+
+_HELD: dict[Path, DirectoryLock] = {}  # by their directories, in this process
+
+
+def _check_held(path: Path) -> None:
+    """Refuse to write into a directory, or a folder in it, whose lock this process had and lost."""
+    for directory in path.absolute().parents[:2]:
+        if directory in _HELD:
+            _HELD[directory].check()
+
+
+def in_words(holder: str) -> str:
+    """A process as messages name it.
+
+    >>> in_words("12 node-3"), in_words("")
+    ('pid 12 on node-3', 'an unknown process')
+    """
+    pid, _, host = holder.partition(" ")
+    return f"pid {pid} on {host}" if pid else "an unknown process"
 
 
 def process_name(pid: int) -> str:
@@ -194,8 +225,14 @@ def break_lock(directory: Path, holder: str) -> bool:
 def _is_file(handle: int, path: Path) -> bool:
     """Whether an open file is still the one at a path."""
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        # Opened, because a machine that shares the folder may remember for a while what was there.
+        with path.open("rb") as there:
+            return os.path.samestat(os.fstat(handle), os.fstat(there.fileno()))
     except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # removed by another machine
+            raise
         return False
 
 
