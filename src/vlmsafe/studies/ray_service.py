@@ -25,7 +25,8 @@ from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.spec import Address, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import Channel
 from vlmsafe.studies.launchers import usable_cores
-from vlmsafe.studies.ray_launcher import NAMESPACE, import_ray
+from vlmsafe.studies.ray_keeper import import_ray
+from vlmsafe.studies.ray_launcher import NAMESPACE
 
 _ASKING = 60.0  # seconds that it may take to ask Ray where a service is
 _ANSWER = 10.0  # seconds for an actor to say where it is and how busy; one that is starting again does not
