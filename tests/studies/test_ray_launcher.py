@@ -376,8 +376,15 @@ def test_commands_that_wait_for_a_gpu_are_in_nobody_elses_way_and_it_is_said(loc
 
 
 class NoGpus(InProcess):
+    """Has a GPU only after two commands, or when nothing else comes."""
+
+    refused = 0
+
     def launch(self, command):
-        return None if command.gpus and len(self.launched) < 2 else super().launch(command)
+        if command.gpus and len(self.launched) < 2 and self.refused < 5:
+            self.refused += 1
+            return None
+        return super().launch(command)
 
 
 def test_runs_that_wait_for_a_gpu_let_the_others_of_a_study_begin(tmp_path):
