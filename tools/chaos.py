@@ -197,7 +197,7 @@ def _kind(line: list[str]) -> str:
     if "vlmsafe.cli study run" in own:
         return "study"
     if "ray::" in own:
-        return "service" if "ServiceActor" in own else "worker" if "_Keeper" in own else "other"
+        return "service" if "ServiceActor" in own else "worker" if "Keeper" in own else "other"
     if "vlmsafe.cli train" in own or "vlmsafe.cli evaluate" in own:
         return "run"
     if any("vlmsafe.cli train" in words or "vlmsafe.cli evaluate" in words for words in line[1:]):

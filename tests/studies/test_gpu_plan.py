@@ -1,12 +1,15 @@
 """GPU-hours with a GPU in every run and with a shared service: the arithmetic, and what is counted."""
 
+from pathlib import Path
+
 import pytest
 
 from vlmsafe.cli import main
+from vlmsafe.cli.study import _hours, _of
 from vlmsafe.errors import EXIT_BAD_INPUT
-from vlmsafe.studies.gpu_plan import ALONE, BFLOAT16, FLOAT32, SERVICE, gpu_plan, gpu_speeds, notes
+from vlmsafe.studies.gpu_plan import ALONE, BFLOAT16, FLOAT32, SERVICE, gpu_plan, gpu_speeds, model_of, notes
 from vlmsafe.studies.plan import Speeds
-from vlmsafe.studies.study_yaml import parse_study
+from vlmsafe.studies.study_yaml import load_study, parse_study, shipped_studies
 
 STUDY = """\
 name: small
@@ -56,6 +59,54 @@ def test_models_that_were_not_measured_are_left_out_and_said():
     assert "left out: 2 runs" in said
     assert "the service's own rate was not measured" in said
     assert "end to end" in "\n".join(notes(rows, {**RATES, (MODEL, SERVICE): 30.0}))
+
+
+def test_a_model_of_which_only_one_rate_is_known_is_left_out():
+    rows = gpu_plan([parse_study(STUDY, "")], SPEEDS, {(MODEL, ALONE): 2.0})
+    assert (rows[0].runs, rows[0].known, rows[0].model_unknown) == (4, 2, 2)
+
+
+def test_what_is_left_out_is_counted_by_what_was_not_measured():
+    rows = gpu_plan([parse_study(STUDY.replace("speeding", "braking"), "")], SPEEDS, RATES)
+    assert (rows[0].known, rows[0].speed_unknown, rows[0].model_unknown) == (0, 4, 0)
+    said = "\n".join(notes(rows, RATES))
+    assert "left out: 4 runs whose environment or learner was not measured" in said
+    assert "with models" not in said
+
+
+def test_what_is_said_of_a_service_is_what_was_measured_of_it():
+    rates = {**RATES, (MODEL, SERVICE): 10_000.0}
+    said = "\n".join(notes(gpu_plan([parse_study(STUDY, "")], SPEEDS, rates), rates))
+    assert "'shared, float32' is the model's alone, in batches" in said
+    assert "10,000 frames/s went through shared memory on one machine" in said
+    assert "over TCP, about 16 Gbit/s at that rate, which was not measured" in said
+    assert "--signal.precision bfloat16 --signal.compile) that the shipped studies do not have for CLIP" in said
+    for name in shipped_studies():
+        for spec in load_study(name).expand(Path(name)):
+            signal = spec.config.signal
+            assert not model_of(spec.config).startswith("clip") or signal.precision == "float32"
+            assert not signal.compile
+
+
+def test_the_table_in_the_documentation_is_what_the_command_computes():
+    studies = [study for study in map(load_study, shipped_studies()) if study.paper]
+    rows = [row for row in gpu_plan(sorted(studies, key=lambda study: -len(study.paper))) if row.runs]
+    figures = ("core_hours", "per_run", "per_run_batched", "shared_float32", "shared_bfloat16")
+
+    def line(study: str, known: int, runs: int, frames: int, *hours: float) -> list[str]:
+        return [study, _of(known, runs), f"{frames / 1e6:.1f}", *map(_hours, hours)]
+
+    wanted = {
+        row.study: line(*(getattr(row, name) for name in ("study", "known", "runs", "frames", *figures)))
+        for row in rows
+    }
+    sums = (sum(getattr(row, name) for row in rows) for name in ("known", "runs", "frames", *figures))
+    wanted["all"] = line("all", *sums)
+    page = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    cells = [[cell.strip(" *") for cell in text.strip("|").split("|")] for text in page.splitlines() if text[:1] == "|"]
+    assert {row[0]: row for row in cells if row[0] in wanted} == wanted
+    assert [note for note in notes(rows) if f"- {note}\n" not in page] == []
+    assert f"{wanted['all'][6]} hours of scoring" in page
 
 
 def test_the_papers_runs_are_planned_with_what_was_measured(capsys):

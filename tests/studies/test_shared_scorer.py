@@ -3,15 +3,20 @@
 import importlib.util
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 from in_process import InProcess
 
+from vlmsafe.cli.study import RunCommand, _launcher
+from vlmsafe.errors import InputError
+from vlmsafe.signals.service.server import listen
+from vlmsafe.signals.service.spec import Address
 from vlmsafe.studies.execution import command_words, execute
 from vlmsafe.studies.launchers import LocalLauncher
 from vlmsafe.studies.progress import Step, glance
-from vlmsafe.studies.shared_scorer import LocalScorer, service_name, shares
+from vlmsafe.studies.shared_scorer import LocalScorer, remove_left_behind, service_name, shares, socket_name
 from vlmsafe.studies.study_yaml import parse_study
 
 STUDY = """\
@@ -76,7 +81,8 @@ def test_runs_that_share_a_service_on_ray_are_those_of_private_models_though_it_
     specs = study.expand(folder)
     launcher = RayLauncher("local", cores=2, patience=10.0)
     try:
-        service = RayService(service_name("braking"), anywhere=False)
+        name = service_name("braking")
+        service = RayService(name, anywhere=False)
 
         def turn() -> None:
             if not killed and any(glance(spec).epochs > 2 for spec in specs):
@@ -91,6 +97,7 @@ def test_runs_that_share_a_service_on_ray_are_those_of_private_models_though_it_
     finally:
         launcher.close()
     same_runs(folder, private)
+    assert list(Path(tempfile.gettempdir()).glob(f"vlmsafe-{name}*")) == []
 
 
 def test_only_models_are_shared_and_a_run_that_had_a_service_is_told_when_there_is_none(tmp_path):
@@ -110,3 +117,63 @@ def test_a_service_has_a_name_of_its_own_that_fits_a_socket():
     names = {service_name("a study: of a very long name, much longer than a path may be" * 3) for _ in range(3)}
     assert len(names) == 3
     assert all(len(name) < 45 and name.isascii() and " " not in name for name in names)
+
+
+def test_what_a_killed_service_left_behind_is_removed_and_one_at_work_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = [socket_name(service_name(title), 0) for title in ("dead", "alive", "young")]
+    dead, alive, young = (tmp_path / name for name in names)
+    _, clean_up = listen(Address("unix", str(alive)))
+    others = [tmp_path / "vlmsafe-mine.lock", tmp_path / "vlmsafe-notes"]
+    for path in (dead, tmp_path / f"{dead.name}.lock", tmp_path / f"{young.name}.lock", *others):
+        path.touch()
+    for path in tmp_path.glob("*.lock"):
+        if not path.name.startswith(young.name):
+            os.utime(path, (0.0, 0.0))
+    remove_left_behind()
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {alive.name, f"{alive.name}.lock", f"{young.name}.lock", *(path.name for path in others)}
+    clean_up()
+
+
+# -- which runs hold a GPU --
+
+
+class Cluster:
+    """What the command line asks a RayLauncher."""
+
+    def __init__(self, address: str | None, **options) -> None:
+        self.address, self.options = address, options
+
+    def has_gpus(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("options", "share"), [({}, 1.0), ({"gpus": 0.25}, 0.25), ({"gpus": 2.0}, 2.0), ({"share_scorer": True}, 0.0)]
+)
+def test_runs_with_a_model_of_their_own_hold_a_gpu_and_those_that_share_one_do_not(
+    tmp_path, monkeypatch, options, share
+):
+    monkeypatch.setattr("vlmsafe.studies.ray_launcher.RayLauncher", Cluster)
+    _, gpus = _launcher(RunCommand("demo", launcher="ray", **options))
+    (clip, _) = parse_study(STUDY.replace("scorer: embedded", "scorer: clip"), "").expand(tmp_path)
+    (embedded, _) = parse_study(STUDY, "").expand(tmp_path)
+    assert gpus(clip) == share
+    assert gpus(embedded) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gpus": -0.5}, "--gpus is -0.5; expected a share of one from 0 to 1, or a whole number"),
+        ({"gpus": 1.5}, "--gpus is 1.5; expected a share"),
+        ({"gpus": float("nan")}, "--gpus is nan; expected a share"),
+        ({"gpus": float("inf")}, "--gpus is inf; expected a share"),
+        ({"gpus": 1.0, "share_scorer": True}, "--gpus is 1, but with --share-scorer the service has the GPUs"),
+    ],
+)
+def test_a_share_of_a_gpu_that_cannot_be_is_refused(monkeypatch, options, said):
+    monkeypatch.setattr("vlmsafe.studies.ray_launcher.RayLauncher", Cluster)
+    with pytest.raises(InputError, match=said):
+        _launcher(RunCommand("demo", launcher="ray", **options))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlmsafe.envs import ENVS
-from vlmsafe.studies.plan import Speeds, measured_on, plan, shipped_speeds
+from vlmsafe.studies.plan import Speeds, gpu_share, measured_on, plan, shipped_speeds
 from vlmsafe.studies.study_yaml import load_study, parse_study, shipped_studies
 from vlmsafe.training.run import Run
 
@@ -120,3 +120,12 @@ def test_every_shipped_study_can_be_planned(name, tmp_path):
     unknown = {row.arm for row in found.rows if row.source == "not measured"}
     assert unknown <= {"qwen2-vl-conf"}  # no CPU runs it in reasonable time
     assert found.hours > 0.0
+
+
+def test_only_a_run_that_computes_a_large_model_on_a_gpu_holds_a_share_of_one(tmp_path):
+    text = STUDY.replace("signal.every: 4", "signal.every: 4, signal.scorer: clip, signal.prompts: metadrive")
+    shares = {spec.arm: gpu_share(spec, 0.5) for spec in parse_study(text, "").expand(tmp_path)}
+    assert shares == {"ppo-lag": 0.0, "embedded": 0.5}
+    on_cpu = parse_study(text.replace("signal.every: 4", "signal.every: 4, signal.device: cpu"), "").expand(tmp_path)
+    assert {gpu_share(spec, 0.5) for spec in on_cpu} == {0.0}
+    assert {gpu_share(spec, 0.5) for spec in specs(tmp_path)} == {0.0}

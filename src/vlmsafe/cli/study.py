@@ -330,8 +330,19 @@ def _launcher(command: RunCommand) -> tuple[Launcher, Callable[[RunSpec], float]
 
     if command.memory is not None:
         raise InputError("--memory is for --launcher local; the nodes of a Ray cluster know their own")
-    launcher = RayLauncher(command.address, cores=command.cores, jobs=command.jobs, patience=command.patience)
-    share = command.gpus if command.gpus is not None else float(launcher.has_gpus() and not command.share_scorer)
+    gpus = command.gpus
+    if gpus is not None and not (0.0 <= gpus <= 1.0 or (gpus > 1.0 and gpus.is_integer())):
+        raise InputError(f"--gpus is {gpus:g}; expected a share of one from 0 to 1, or a whole number")
+    if gpus and command.share_scorer:
+        raise InputError(f"--gpus is {gpus:g}, but with --share-scorer the service has the GPUs; leave one of them out")
+
+    def tell(line: str) -> None:
+        out.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, soft_wrap=True)
+
+    launcher = RayLauncher(
+        command.address, cores=command.cores, jobs=command.jobs, patience=command.patience, tell=tell
+    )
+    share = gpus if gpus is not None else float(launcher.has_gpus() and not command.share_scorer)
     return launcher, lambda spec: gpu_share(spec, share)
 
 

@@ -238,7 +238,10 @@ class _Execution:
         if time.monotonic() < self.look_again:
             return  # what there was no room for, or what somebody else was busy with, is so still
         self.look_again = time.monotonic() + _RECHECK
+        full: set[bool] = set()  # with a GPU, without one: there may be room for one of them alone
         for spec in list(self.pending):
+            if (kind := self.gpus(spec) > 0.0) in full:
+                continue
             try:
                 if not self.keeping.settled(spec):
                     continue
@@ -259,7 +262,7 @@ class _Execution:
                 if step.kind == "train" and self._copied(spec):
                     continue
                 if not self._start(spec, step):
-                    return
+                    full.add(kind)
             except VlmsafeError as error:
                 self.pending.remove(spec)
                 self._fail(spec, "look", str(error))

@@ -23,6 +23,7 @@ from vlmsafe.studies.progress import ASIDE
 from vlmsafe.studies.study import Study
 
 ALONE, FLOAT32, BFLOAT16, SERVICE = "one at a time", "batched float32", "batched bfloat16", "service bfloat16"
+_FRAME = 256 * 256 * 3  # bytes of a frame as it was measured
 PAPERS_HOURS = 4222
 """What the paper reports, restarted and pilot runs included."""
 
@@ -37,6 +38,10 @@ class GpuRow:
     runs: int
     known: int
     """Runs of which every speed was measured; the figures below are of these."""
+    speed_unknown: int
+    """Runs left out because the speed of their simulator or learner was not measured."""
+    model_unknown: int
+    """Runs left out because the speed of their model on a GPU was not measured, alone and in batches."""
     frames: int
     core_hours: float
     """Simulators, frames and learners."""
@@ -75,12 +80,16 @@ def _new_runs(study: Study, seen: set[str]) -> Iterator[TrainConfig]:
 
 
 def _row(name: str, runs: list[TrainConfig], speeds: Speeds, rates: Rates) -> GpuRow:
-    frames, known = 0, 0
+    frames = known = speed_unknown = model_unknown = 0
     core = per_run = batched = float32 = bfloat16 = 0.0
     for config in runs:
         model = model_of(config)
         seconds = speeds.without_model(config)
-        if seconds is None or (model and (model, ALONE) not in rates):
+        if seconds is None:
+            speed_unknown += 1
+            continue
+        if model and any((model, how) not in rates for how in (ALONE, FLOAT32, BFLOAT16)):
+            model_unknown += 1
             continue
         count = frames_of(config) if model else 0
         known, frames, core = known + 1, frames + count, core + seconds
@@ -91,7 +100,7 @@ def _row(name: str, runs: list[TrainConfig], speeds: Speeds, rates: Rates) -> Gp
             float32 += count / rates[model, FLOAT32]
             bfloat16 += count / rates.get((model, SERVICE), rates[model, BFLOAT16])
     hours = [seconds / 3600.0 for seconds in (core, per_run, batched, float32, bfloat16)]
-    return GpuRow(name, len(runs), known, frames, *hours)
+    return GpuRow(name, len(runs), known, speed_unknown, model_unknown, frames, *hours)
 
 
 def model_of(config: TrainConfig) -> str:
@@ -111,13 +120,7 @@ def frames_of(config: TrainConfig) -> int:
 def notes(rows: list[GpuRow], rates: Rates | None = None) -> list[str]:
     """What the figures rest on, and what they leave out."""
     rates = gpu_speeds() if rates is None else rates
-    served = any(how == SERVICE for _, how in rates)
-    last = (
-        "the service's rate is its own, end to end"
-        if served
-        else "the service's own rate was not measured, and that of the model in batches stands for it"
-    )
-    missing = sum(row.runs - row.known for row in rows)
+    served = max((rate for (_, how), rate in rates.items() if how == SERVICE), default=None)
     core, float32, bfloat16 = (
         sum(getattr(row, name) for row in rows) for name in ("core_hours", "shared_float32", "shared_bfloat16")
     )
@@ -129,12 +132,37 @@ def notes(rows: list[GpuRow], rates: Rates | None = None) -> list[str]:
     )  # fmt: skip
     return [
         f"measured: seconds per step, frame and pass ({measured_on().removeprefix('measured ')}); frames per second "
-        f"of one NVIDIA H200 (benchmarks/scoring.py); {last}",
+        "of one NVIDIA H200 (benchmarks/scoring.py)",
+        *_of_service(served),
+        "bfloat16 means bfloat16 and compiled, a setting of a run (--signal.precision bfloat16 --signal.compile) that "
+        "the shipped studies do not have for CLIP; as they are, the float32 column is theirs",
         "extrapolated: to all steps of all runs, with simulators on cores like those measured; of a service only the "
         "time is counted in which it scores",
         *keeps_up,
         "of training alone, as in the paper; evaluations, traces and runs that would be repeated are not counted",
-        f"left out: {missing} runs with models whose speed on a GPU was not measured (ViT-L/14, Qwen2-VL)",
+        *_left_out(rows),
         f"the paper reports {PAPERS_HOURS:,} GPU-hours for its runs, one GPU each, at about a dozen steps a second on "
         "FormulaOne; its simulators and GPUs were others",
     ]
+
+
+def _of_service(rate: float | None) -> list[str]:
+    """Which figures are a service's own."""
+    if rate is None:
+        return ["the service's own rate was not measured, and that of the model in batches stands for it"]
+    gigabits = 8 * _FRAME * rate / 1e9
+    return [
+        "'shared, bfloat16' is the service's own rate, end to end; 'shared, float32' is the model's alone, in batches",
+        f"the service's {rate:,.0f} frames/s went through shared memory on one machine; frames from other nodes go "
+        f"over TCP, about {gigabits:.0f} Gbit/s at that rate, which was not measured",
+    ]
+
+
+def _left_out(rows: list[GpuRow]) -> list[str]:
+    models, others = (sum(getattr(row, name) for row in rows) for name in ("model_unknown", "speed_unknown"))
+    found = []
+    if models:
+        found.append(f"left out: {models} runs with models whose speed on a GPU was not measured (ViT-L/14, Qwen2-VL)")
+    if others:
+        found.append(f"left out: {others} runs whose environment or learner was not measured")
+    return found

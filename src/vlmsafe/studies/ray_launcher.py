@@ -1,56 +1,44 @@
 """Commands of a study on the machines of a Ray cluster, or of a Ray that is started here for the time being.
 
 Every command is a small Ray actor with the cores, the memory and the share of a GPU that it needs; Ray finds it a node.
-The actor runs the same words as anywhere else, as a process of its own, and passes on what that prints.
+The actor (`ray_keeper`) runs the same words as anywhere else, as a process of its own, and passes on what that prints.
 
-No run is ever trained in two places. The launcher looks at each actor every second or so, and an actor at which nobody
-has looked for `patience` seconds ends its process: the study was killed, or the network between them is cut. A command
-counts as lost when its actor is dead or out of reach, and only after that time; by then its process is gone, wherever
-it was, and may be started again. The process of an actor that dies is asked by the kernel to save and leave.
+No run is ever trained in two places. The launcher gives each actor a sign of life every second or so, from a thread of
+its own, whatever the study is busy with. An actor that has heard nothing for most of `patience` seconds asks its
+process to save and leave, and at their end kills it: the study was killed, or the network between them is cut. A
+command counts as lost when its actor is dead or out of reach, and only after that time; by then its process is gone,
+wherever it was, and may be started again. The process of an actor that dies is asked by the kernel to save and leave.
 """
 
 from __future__ import annotations
 
-import importlib
+import math
 import os
+import re
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-# Every actor imports this module, so it imports little.
-from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, MissingDependencyError, RunError
-from vlmsafe.studies.launchers import Command, Handle, Launcher, Lost, start_process, stop_process
-from vlmsafe.training.files import disk_errors, make_directory, process_name
+from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, RunError
+from vlmsafe.studies.launchers import Command, Handle, Launcher, Lost
+from vlmsafe.studies.ray_keeper import ANSWERS, ENVIRONMENT, LOOK, Keeper, Look, Words, import_ray, package_version
+from vlmsafe.training.files import disk_errors, make_directory
 
 NAMESPACE = "vlmsafe"
 PATIENCE = 60.0
-_LEAST_PATIENCE = 3.0  # seconds; a busy study does not look more often
+_LEAST_PATIENCE = 3.0  # seconds; a busy machine gives no sign of life more often
 _STARTS = 3  # a busy machine may not start Ray within the half minute that Ray allows
-_PAUSE = 0.05  # seconds between two looks at a process
-_BEAT = 1.0  # seconds that a look at an actor waits for its command to end
+_REACHED = 5.0  # seconds within which a cluster's head answers
+_BEAT = 0.5  # seconds between two signs of life
 _QUEUED = 2  # commands that wait for a node at a time: one is ready when another ends, and few are ahead of what is due
+_LONG = 60.0  # seconds of waiting for a node, after which it is said
 _OBJECTS = 256 * 2**20  # bytes of shared memory of a local Ray, through which frames to be scored go
-_MOST_OUTPUT = 2**20  # bytes of a log that are passed on at a time
-_NOT_INHERITED = ("RAY_JOB_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE")  # a worker's own, wrong for a driver of its own
 _MEBIBYTE = 2**20
-
-
-def import_ray() -> Any:
-    """Ray, or one line that says how to get it. Importing it takes most of a second, so only who needs it does."""
-    # Ray reports its use to its makers unless told otherwise; whoever uses a study was not asked.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        return importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise MissingDependencyError('Ray is not installed; get it with: pip install "vlmsafe[ray]"') from None
+_ADDRESSES = "--address is host:port of a cluster's head, 'auto' for the cluster of this machine, or 'local'"
 
 
 def chosen_address(address: str | None) -> str:
@@ -63,6 +51,7 @@ def connect(address: str | None, cores: int | None = None) -> Any:
     ray, wanted = import_ray(), chosen_address(address)
     if cores is not None and wanted != "local":
         raise InputError(f"--cores is for a Ray that is started here; that of {wanted} knows its own")
+    _check_reachable(wanted)
     options = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
     if wanted == "local":
         options |= {"include_dashboard": False, "num_cpus": cores, "object_store_memory": _OBJECTS}
@@ -81,11 +70,21 @@ def connect(address: str | None, cores: int | None = None) -> Any:
             if wanted == "local":
                 raise RunError(f"Ray could not be started on this machine: {reason}") from error
             raise InputError(
-                f"cannot connect to Ray at '{wanted}': {reason}; --address is host:port of a cluster's head, 'auto' "
-                "for the cluster of this machine, or 'local'. A cluster with a token wants RAY_AUTH_MODE=token and the "
-                "token here too (docs/cluster.md)"
+                f"cannot connect to Ray at '{wanted}': {reason}; {_ADDRESSES}. A cluster with a token wants "
+                "RAY_AUTH_MODE=token and the token here too (docs/cluster.md)"
             ) from None
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Whether anything listens at host:port; Ray itself tries for minutes, and then says little."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        return  # 'auto' or 'local'
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACHED).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"nothing listens at '{address}': {error}; {_ADDRESSES}") from None
 
 
 class RayLauncher(Launcher):
@@ -98,53 +97,91 @@ class RayLauncher(Launcher):
         cores: int | None = None,
         jobs: int | None = None,
         patience: float = PATIENCE,
+        tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
+        """`tell` says a line to whoever watches."""
         for name, value in (("cores", cores), ("jobs", jobs)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be greater than 0")
-        if patience < _LEAST_PATIENCE:
-            raise InputError(f"patience is {patience:g} s; it must be at least {_LEAST_PATIENCE:g}")
+        if not _LEAST_PATIENCE <= patience < math.inf:
+            raise InputError(f"patience is {patience:g} s; expected at least {_LEAST_PATIENCE:g}, and not for ever")
         self.jobs, self.patience = jobs, patience
         self.alone = chosen_address(address) == "local"
         """Whether Ray is started here, and no other machine can join it."""
+        self._tell, self._told = tell, set[str]()
         self._ray = connect(address, cores)
         self.address: str = self._ray.get_runtime_context().gcs_address
-        self._actor = self._ray.remote(max_restarts=0, max_concurrency=3)(_Keeper)  # a run, a look and a stop
+        self._actor = self._ray.remote(max_restarts=0, max_concurrency=ANSWERS)(Keeper)
+        self._most_gpus = 0.0  # of a node, since the beginning
         self._handles: list[_RayCommand] = []
+        self._closing = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heart", daemon=True)
+        self._heart.start()
+
+    def _beat(self) -> None:
+        """A thread: the study may be busy with a disk or a store for longer than actors are patient."""
+        while not self._closing.wait(_BEAT) and self._ray.is_initialized():
+            for handle in self._handles:
+                handle.beat()
 
     def launch(self, command: Command) -> Handle | None:
         self._handles = [handle for handle in self._handles if handle.poll() is None]
-        waiting = sum(handle.place() is None for handle in self._handles)
-        # A cluster that grows with demand doubles at each turn.
-        if waiting >= max(_QUEUED, len(self._nodes())) or (self.jobs is not None and len(self._handles) >= self.jobs):
+        if self.jobs is not None and len(self._handles) >= self.jobs:
             return None
-        handle = _RayCommand(self._ray, self._created(self._fitting(command)), command, self.patience)
+        # A cluster that grows with demand doubles at each turn. Who waits for a GPU is in nobody else's way.
+        waiting = sum(handle.place() is None for handle in self._like(command))
+        if waiting >= max(_QUEUED, len(self._nodes())):
+            return None
+        fitting = self._fitting(command)
+        if fitting is None:
+            self._say(f"no node has {command.gpus:g} GPU now, as one had before; commands that need it wait")
+            return None
+        handle = _RayCommand(self._ray, self._created(fitting), fitting, self.patience, self._waits)
         self._handles.append(handle)
         return handle
 
+    def _like(self, command: Command) -> list[_RayCommand]:
+        """Commands under way that need the same kind of node."""
+        return [handle for handle in self._handles if bool(handle.command.gpus) == bool(command.gpus)]
+
     def _created(self, command: Command) -> Any:
         """An actor with what a command needs. Ray counts memory in whole units, and nothing must wait for zero."""
-        memory = max(_MEBIBYTE, command.memory)
-        options = self._actor.options(num_cpus=command.cores, memory=memory, num_gpus=command.gpus)
+        options = self._actor.options(
+            num_cpus=command.cores,
+            memory=max(_MEBIBYTE, command.memory),
+            num_gpus=command.gpus,
+            runtime_env={"env_vars": ENVIRONMENT},
+        )
         threads = os.environ.get("OMP_NUM_THREADS", str(command.cores))
         environment = {"OMP_NUM_THREADS": threads, "RAY_ADDRESS": self.address}
-        words = _Words(command.words, sys.executable, os.getcwd(), environment)
+        words = Words(command.words, sys.executable, os.getcwd(), environment, package_version())
         return options.remote(words, self.patience)
 
-    def _fitting(self, command: Command) -> Command:
-        """A command that needs more than any machine has gets all of one: refusing it would help nobody."""
-        nodes = self._nodes()
-
-        def most(resource: str) -> float:
-            return max((node.get(resource, 0.0) for node in nodes), default=0.0)
-
-        if command.gpus and command.gpus > most("GPU"):
+    def _fitting(self, command: Command) -> Command | None:
+        """A command that needs more cores or memory than any one machine has gets all of the best: refusing it would
+        help nobody. None: the node with its GPU is away for the moment."""
+        able = [node for node in self._nodes() if node.get("GPU", 0.0) >= command.gpus]
+        if not able and command.gpus > self._most_gpus:
             raise RunError(f"a run is to have {command.gpus:g} GPU, and no node of the cluster has as much; see --gpus")
-        return replace(
-            command,
-            cores=min(command.cores, int(most("CPU")) or command.cores),
-            memory=min(command.memory, int(most("memory")) or command.memory),
-        )
+        if not able:
+            return None
+
+        def had(node: dict[str, float]) -> tuple[float, float]:
+            return min(command.cores, node.get("CPU", 0.0)), min(command.memory, node.get("memory", 0.0))
+
+        cores, memory = max(map(had, able))
+        return replace(command, cores=int(cores) or command.cores, memory=int(memory) or command.memory)
+
+    def _waits(self, command: Command) -> None:
+        """Say what is waited for so long, unless a command like it runs, whose end makes room."""
+        if not any(handle.running for handle in self._like(command)):
+            needs = f"{command.cores} cores, {command.memory / 2**30:.1f} GiB of memory and {command.gpus:g} GPU"
+            self._say(f"no node had {needs} free for {_LONG:g} s; commands that need so much wait")
+
+    def _say(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self._tell(line)
 
     def describe(self) -> str:
         nodes = self._nodes()
@@ -155,109 +192,53 @@ class RayLauncher(Launcher):
 
     def _nodes(self) -> list[dict[str, float]]:
         """What each living node has."""
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        self._most_gpus = max([self._most_gpus, *(node.get("GPU", 0.0) for node in nodes)])
+        return nodes
 
     def has_gpus(self) -> bool:
         return any(node.get("GPU") for node in self._nodes())
 
     def close(self) -> None:
+        self._closing.set()
+        self._heart.join()
         self._ray.shutdown()
 
 
-@dataclass(frozen=True)
-class _Words:
-    """A command as it travels."""
-
-    words: tuple[str, ...]
-    python: str
-    """The interpreter it was made with; every node has its own."""
-    folder: str
-    """Where it was called, if a node has that too."""
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True)
-class _Look:
-    """What a look at an actor found."""
-
-    code: int | None
-    output: bytes
-    """What was printed since the last look, or its beginning."""
-    rest: bool
-    """Whether there is more of it."""
-    node: str
-    process: str
-    given_up: bool
-    """Whether it was ended because nobody looked for too long."""
-
-
-class _Keeper:
-    """The actor: keeps one process, and ends it when nobody looks any more."""
-
-    def __init__(self, words: _Words, patience: float) -> None:
-        ray = import_ray()
-        self._words, self._patience = words, patience
-        self._node = f"{socket.gethostname()}:{ray.get_runtime_context().get_node_id()[:6]}"
-        self._looked = time.monotonic()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._code: int | None = None
-        self._given_up = False
-        self._began, self._ended = threading.Event(), threading.Event()
-        # A local file, which is passed on piece by piece: a node need not see the study's folder to print.
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the actor
-
-    def run(self) -> None:
-        """Start the process and stay with it: the kernel ends it with this thread, not with the actor."""
-        given = self._words
-        words = [sys.executable if word == given.python else word for word in given.words]
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-        folder = Path(given.folder) if os.path.isdir(given.folder) else None
-        process = start_process(words, self._output, environment | given.environment, folder)
-        self._process = process
-        self._began.set()
-        while (code := process.poll()) is None:
-            if time.monotonic() > self._looked + self._patience:
-                self._given_up = True
-                stop_process(process, now=True)
-            time.sleep(_PAUSE)
-        self._code = code
-        self._ended.set()
-
-    def look(self, offset: int) -> _Look:
-        """How it stands, and what it printed from a place on; waits a moment for the end."""
-        self._looked = time.monotonic()
-        self._began.wait()
-        self._ended.wait(_BEAT)
-        code = self._code  # before the output is read, so that nothing is printed in between
-        output = os.pread(self._output.fileno(), _MOST_OUTPUT, offset)
-        rest = os.fstat(self._output.fileno()).st_size > offset + len(output)
-        assert self._process is not None
-        return _Look(code, output, rest, self._node, process_name(self._process.pid), self._given_up)
-
-    def stop(self, now: bool) -> None:
-        self._began.wait()
-        assert self._process is not None
-        stop_process(self._process, now)
-
-
 class _RayCommand(Handle):
-    """The launcher's end of an actor. One look is under way at a time."""
+    """The launcher's end of an actor. One look and one sign of life are under way at a time."""
 
-    def __init__(self, ray: Any, actor: Any, command: Command, patience: float) -> None:
-        self._ray, self._actor, self._log, self._patience = ray, actor, command.log, patience
+    def __init__(
+        self, ray: Any, actor: Any, command: Command, patience: float, on_long_wait: Callable[[Command], None]
+    ) -> None:
+        self._ray, self._actor, self.command, self._patience = ray, actor, command, patience
+        self._log, self._on_long_wait = command.log, on_long_wait
         make_directory(command.log.parent)
         self._running = actor.run.remote()  # kept: Ray drops what nobody refers to
         self._seen = 0  # bytes of its output
         self._place: str | None = None
         self._process = ""
         self._ended: int | Lost | None = None
-        self._answered = time.monotonic()
+        self._began = self._answered = time.monotonic()
         self._silent: str | None = None  # why it does not answer any more
+        self._lock = threading.Lock()  # no sign of life after it was taken to be silent
+        self._beat = actor.beat.remote()
         self._look()
 
     def _look(self) -> None:
-        self._sent = time.monotonic()
+        self._asked = self._sent = time.monotonic()
         self._answer = self._actor.look.remote(self._seen)
+
+    def beat(self) -> None:
+        """Tell the actor that the study lives; another thread's, so it does nothing else."""
+        with self._lock:
+            if self._ended is None and self._silent is None and self._ray.wait([self._beat], timeout=0)[0]:
+                self._sent = time.monotonic()
+                self._beat = self._actor.beat.remote()
+
+    @property
+    def running(self) -> bool:
+        return self._place is not None and self._ended is None
 
     def poll(self) -> int | Lost | None:
         if self._ended is None:
@@ -267,30 +248,42 @@ class _RayCommand(Handle):
     def _receive(self) -> None:
         errors, now = self._ray.exceptions, time.monotonic()
         if self._silent is not None:
-            # Whatever it was last asked may have reached it, and keeps it at work for so long.
+            # Whatever it was last asked or told may have reached it, and keeps it at work for so long.
             if now > self._sent + self._patience:
                 self._end(Lost(self._silent, self._process))
             return
         ready, _ = self._ray.wait([self._answer], timeout=0)
         if not ready:
+            if self._place is None and now > self._began + _LONG:
+                self._on_long_wait(self.command)
             return
         try:
-            found: _Look = self._ray.get(self._answer)
+            found: Look = self._ray.get(self._answer)
         except errors.ActorDiedError as error:
-            self._silent = f"{self._place or 'its node'} was lost: {_first_line(error)}"
+            if "creation task" in str(error):  # nothing was lost: it can never begin there
+                self._fail(_last_line(error))
+            else:
+                self._fall_silent(f"{self._place or 'its node'} was lost: {_first_line(error)}")
         except errors.ActorUnavailableError:
             if now > self._answered + self._patience:
-                self._silent = f"{self._place or 'its node'} cannot be reached"
-            elif now > self._sent + _BEAT:
+                self._fall_silent(f"{self._place or 'its node'} cannot be reached")
+            elif now > self._asked + LOOK:
                 self._look()
-        except errors.RayError as error:  # it could not even begin: the package is missing on a node, for example
-            self._print(f"error: {_first_line(error)}\n".encode())
-            self._end(EXIT_FAILED)
+        except errors.RayError as error:
+            self._fail(_first_line(error))
         else:
             self._answered = now
             self._take_in(found)
 
-    def _take_in(self, found: _Look) -> None:
+    def _fall_silent(self, why: str) -> None:
+        with self._lock:
+            self._silent = why
+
+    def _fail(self, why: str) -> None:
+        self._print(f"error: {why}\n".encode())
+        self._end(EXIT_FAILED)
+
+    def _take_in(self, found: Look) -> None:
         self._place, self._process = found.node, found.process
         self._seen += len(found.output)
         self._print(found.output)
@@ -323,6 +316,22 @@ class _RayCommand(Handle):
 
 
 def _first_line(error: Exception) -> str:
-    """Ray's reason, without its advice."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    """Ray's reason, without its advice; of two versions that differ, both."""
+    lines = _lines(error)
+    if lines[0].startswith("Version mismatch"):
+        return " ".join(lines)
+    return lines[0]
+
+
+def _last_line(error: Exception) -> str:
+    """Why an actor could not be made, from the end of its traceback, and where."""
+    lines = _lines(error)
+    where = re.search(r"\bip=([^,)\s]+)", lines[0])
+    why = lines[-1].removeprefix("vlmsafe.errors.RunError: ")
+    return f"it cannot begin on {where[1] if where else 'a node'}: {why}"
+
+
+def _lines(error: Exception) -> list[str]:
+    """What an error says, without empty lines and colours."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return [line.strip() for line in text.splitlines() if line.strip()] or [type(error).__name__]

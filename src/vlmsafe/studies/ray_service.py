@@ -26,7 +26,9 @@ from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.spec import Address, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import Channel
 from vlmsafe.studies.launchers import usable_cores
-from vlmsafe.studies.ray_launcher import NAMESPACE, import_ray
+from vlmsafe.studies.ray_keeper import import_ray
+from vlmsafe.studies.ray_launcher import NAMESPACE
+from vlmsafe.studies.shared_scorer import remove_left_behind, socket_name
 
 _ASKING = 60.0  # seconds that it may take to ask Ray where a service is
 _ANSWER = 10.0  # seconds for an actor to say where it is and how busy; one that is starting again does not
@@ -59,6 +61,7 @@ class ServiceActor:
         ray = import_ray()
         self._node = ray.util.get_node_ip_address()
         engine = Engine(cores=usable_cores())  # Ray leaves torch one, and nothing else here computes
+        remove_left_behind()
         # One name for all its lives, so that nothing is left behind by each.
         self._local = Address("unix", os.path.join(tempfile.gettempdir(), socket))
         listener, self._clean_up = listen(self._local)
@@ -81,6 +84,8 @@ class ServiceActor:
         for server in self._servers:
             server.stop()
         self._clean_up()
+        # The name was made for this service alone, so nobody waits for its lock.
+        Path(f"{self._local.place}.lock").unlink(missing_ok=True)
 
 
 class RayService:
@@ -95,7 +100,7 @@ class RayService:
         kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=4, num_cpus=0, num_gpus=min(1, gpus))
         made = kind(ServiceActor)
         self.actors = [
-            made.options(name=_actor_name(name, number)).remote(f"vlmsafe-{name}-{number}", anywhere)
+            made.options(name=_actor_name(name, number)).remote(socket_name(name, number), anywhere)
             for number in range(replicas or gpus or 1)
         ]
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -20,6 +22,7 @@ from vlmsafe.training.files import disk_errors, make_directory
 
 _STARTING, _STOPPING = 60.0, 30.0  # seconds
 _PAUSE = 2.0  # seconds between two starts of a service that dies at once
+_YOUNG = 60.0  # seconds in which a service may have made its lock and not yet taken it
 
 
 class SharedScorer(Protocol):
@@ -42,6 +45,32 @@ def shares(scorer: str) -> bool:
 def service_name(title: str) -> str:
     """A name that no other service has, and from which one sees whose it is; short, because it becomes a socket's."""
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', title)[:30].strip('-')}-{uuid.uuid4().hex[:8]}"
+
+
+def socket_name(name: str, number: int) -> str:
+    """The file of a service's socket in the folder for temporary files."""
+    return f"vlmsafe-{name}-{number}"
+
+
+def remove_left_behind() -> None:
+    """Sockets and locks of studies' services that were killed; whoever is at work holds the lock beside its socket."""
+    own = re.compile(r"vlmsafe-.+-[0-9a-f]{8}-[0-9]+\.lock")
+    found = [path for path in Path(tempfile.gettempdir()).glob("vlmsafe-*.lock") if own.fullmatch(path.name)]
+    for path in found:
+        with contextlib.suppress(OSError):  # somebody else's, in use, or removed by another in this moment
+            if time.time() > path.lstat().st_mtime + _YOUNG:
+                _remove_unless_held(path)
+
+
+def _remove_unless_held(lock: Path) -> None:
+    """Remove a lock and its socket. OSError: it is held."""
+    handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.with_suffix("").unlink(missing_ok=True)
+        lock.unlink()
+    finally:
+        os.close(handle)
 
 
 class LocalScorer:
