@@ -12,23 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 from rich import box
-from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from vlmsafe.cli.consoles import NoOptions, err, listing, out, parse
+from vlmsafe.cli.study_tables import REDRAW, Screen, runs_table, status_table
 from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
 
 if TYPE_CHECKING:
     from vlmsafe.report.data import StudyInfo
     from vlmsafe.studies.execution import Event
     from vlmsafe.studies.launchers import Launcher
-    from vlmsafe.studies.progress import CellState
     from vlmsafe.studies.shared_scorer import SharedScorer
     from vlmsafe.studies.storage import Store
     from vlmsafe.studies.study import RunSpec, Study
 
-_REDRAW = 2.0  # seconds
+
 _FETCH = 30.0  # seconds between two looks at a study that is kept at a URL
 
 
@@ -291,7 +289,7 @@ def _run(command: RunCommand) -> None:
             if service is not None:
                 service.look()
 
-        with _Screen(lambda: _status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
+        with Screen(lambda: status_table(study, specs, folder)) as screen, stop_on_signals() as stop:
             outcome = execute(
                 study, folder, launcher,
                 memory=partial(speeds.memory, shared=command.share_scorer), gpus=gpus, restarts=command.restarts,
@@ -364,17 +362,17 @@ def _status(command: StatusCommand) -> None:
     study, folder = command.load()
     command.bring(study, folder)
     specs, elsewhere = study.expand(folder), command.store() is not None
-    draw = partial(_runs_table if command.runs else _status_table, study, specs, folder, elsewhere)
+    draw = partial(runs_table if command.runs else status_table, study, specs, folder, elsewhere)
     if command.once or not out.is_terminal:
         out.print(draw())
         return
     from vlmsafe.studies.progress import cell_states
 
     due = time.monotonic() + _FETCH
-    with _Screen(draw) as screen:
+    with Screen(draw) as screen:
         while not all(state.done for state in cell_states(specs, {})):
             screen.redraw()
-            time.sleep(_REDRAW)
+            time.sleep(REDRAW)
             if time.monotonic() >= due:
                 command.bring(study, folder)
                 due = time.monotonic() + _FETCH
@@ -413,91 +411,6 @@ def study_info(study: Study, folder: Path, command: str = "") -> StudyInfo:
         runs=tuple(spec.path for spec in specs),
         problems=tuple(f"{path} was made with other settings: {what}" for path, what in other_settings(specs)),
     )
-
-
-class _Screen:
-    """A table that is drawn over itself on a terminal, and not at all elsewhere. It draws when told, in no thread."""
-
-    def __init__(self, draw: Callable[[], Table]) -> None:
-        self._draw, self._live, self._due = draw, Live(console=out, auto_refresh=False, transient=True), 0.0
-
-    def __enter__(self) -> _Screen:
-        if out.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if out.is_terminal:
-            self._live.stop()
-            out.print(self._draw())
-
-    def redraw(self) -> None:
-        if out.is_terminal and time.monotonic() >= self._due:
-            self._live.update(self._draw(), refresh=True)
-            self._due = time.monotonic() + _REDRAW
-
-
-def _status_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: bool = False) -> Table:
-    from vlmsafe.studies.execution import failures, under_way
-    from vlmsafe.studies.progress import cell_states
-
-    names = {spec.name for spec in specs}
-    failed = {name: reason for name, reason in failures(folder).items() if name in names}
-    states = list(cell_states(specs, failed, under_way(folder, elsewhere)))
-    table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
-    for heading in ("environment", "arm"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("trained", "epochs", "evaluated", "traced"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("now", overflow="fold")
-
-    def share(count: int, total: int) -> str:
-        return f"{count}/{total}" if total else "-"
-
-    for state in states:
-        table.add_row(
-            state.env, state.arm, share(state.trained, state.runs), f"{100 * state.epochs // state.all_epochs} %",
-            share(state.evaluations, state.all_evaluations), share(state.traces, state.all_traces), _now(state),
-        )  # fmt: skip
-    if failed:
-        table.caption = Text("\n".join(f"failed: {name}: {reason}" for name, reason in failed.items()))
-        table.caption_justify = "left"
-    return table
-
-
-def _runs_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: bool = False) -> Table:
-    """Every run of a study on a line of its own."""
-    from vlmsafe.studies.execution import failures, last_rows, under_way
-    from vlmsafe.studies.progress import glance
-
-    failed, running, last = failures(folder), under_way(folder, elsewhere), last_rows(folder)
-    table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
-    for heading in ("run", "now", "step", "epochs", "node", "since", "log"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("epochs", "since"))
-    for spec in specs:
-        seen, row = glance(spec), last.get(spec.name, {})
-        complete = seen.evaluations == len(spec.evaluations) and seen.traces == len(spec.traces)
-        if spec.name in running:
-            now = "[cyan]running[/]"
-        elif spec.name in failed:
-            now = "[red]failed[/]"
-        elif seen.status == "trained":
-            now = "[green]done[/]" if complete else "trained"
-        else:
-            now = f"[yellow]{seen.status}[/]" if seen.begun else "waiting"
-        log = folder / "logs" / f"{spec.name}.log"
-        table.add_row(
-            Text(spec.name), now, row.get("step", ""), f"{seen.epochs}/{spec.config.epochs}", row.get("node", ""),
-            row.get("time", ""), str(log.relative_to(folder)) if log.exists() else "",
-        )  # fmt: skip
-    return table
-
-
-def _now(state: CellState) -> str:
-    """What goes on in a cell, in words."""
-    counts = (("running", state.running, "cyan"), ("stopped", state.stopped, "yellow"), ("failed", state.failed, "red"))
-    words = [f"[{colour}]{count} {word}[/]" for word, count, colour in counts if count]
-    return ", ".join(words) or ("[green]done[/]" if state.done else "waiting")
 
 
 def _wide(*headings: str) -> Table:
