@@ -7,7 +7,7 @@ import pytest
 from in_process import InProcess
 from rich.console import Console
 
-from vlmsafe.cli import main
+from vlmsafe.cli import main, study_tables
 from vlmsafe.cli import study as study_cli
 from vlmsafe.errors import EXIT_BAD_INPUT
 from vlmsafe.studies.execution import execute
@@ -211,7 +211,9 @@ def test_a_study_that_runs_elsewhere_is_shown_as_running_by_its_journal(capsys, 
 def test_the_table_on_a_terminal_is_fetched_again(made, here, monkeypatch):
     screen, source = io.StringIO(), here / "source"
     shutil.copytree(made[0] / "runs" / "small", source)
-    monkeypatch.setattr(study_cli, "out", Console(file=screen, force_terminal=True, width=120))
+    terminal = Console(file=screen, force_terminal=True, width=120)
+    for module in (study_cli, study_tables):
+        monkeypatch.setattr(module, "out", terminal)
     monkeypatch.setattr(study_cli, "_FETCH", 0.0)
     study, turns = parse_study(SMALL, ""), []
     store = Store(f"file://{here}/store")
