@@ -55,9 +55,10 @@ class ServiceActor:
         # Before PyTorch is loaded: threads that wait actively take the cores from the runs that they wait for.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from vlmsafe.signals.service.engine import Engine
-        from vlmsafe.signals.service.server import Server
+        from vlmsafe.signals.service.server import Server, share_buffers
         from vlmsafe.signals.service.sockets import listen
 
+        share_buffers()
         ray = import_ray()
         self._node = ray.util.get_node_ip_address()
         engine = Engine(cores=usable_cores())  # Ray leaves torch one, and nothing else here computes

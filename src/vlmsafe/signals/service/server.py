@@ -8,6 +8,7 @@ read-only, and only if the client has given up the right to shrink it, which wou
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import mmap
@@ -52,6 +53,7 @@ from vlmsafe.signals.service.wire import (
 
 F_GET_SEALS, F_ADD_SEALS, F_SEAL_SHRINK = 1034, 1033, 2  # of Linux; Python's fcntl has them from 3.13 on
 
+_ARENA_MAX = -8  # of mallopt: how many heaps there are
 _FIRST_SECONDS = 10.0  # until a new client has said what it wants
 _MESSAGE_SECONDS = 30.0  # until a message that has begun has come, or an answer has been taken
 _WAIT_SECONDS = 5.0  # between two signs of life while a client waits
@@ -326,6 +328,16 @@ def _limit(connection: socket.socket, option: int, seconds: float) -> None:
     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
+def share_buffers() -> None:
+    """Have the C library, if it is glibc, keep freed buffers for all threads alike.
+
+    By itself it keeps them for the thread that had them, so what a block needs would be held by every thread.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "mallopt"):
+        library.mallopt(_ARENA_MAX, 1)
+
+
 def serve(
     address: Address,
     *,
@@ -336,6 +348,7 @@ def serve(
     ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then finish what is queued. A second signal ends the process at once."""
+    share_buffers()
     stopping = threading.Event()
 
     def stop(number: int, _: Any) -> None:
