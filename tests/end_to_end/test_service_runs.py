@@ -74,7 +74,9 @@ class Service:
 
     def end(self, number: int) -> int:
         self.process.send_signal(number)
-        return self.process.wait(30.0)
+        code = self.process.wait(30.0)
+        self.process.stderr.close()
+        return code
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def service(tmp_path_factory):
     found = Service(tmp_path_factory.mktemp("service") / "socket")
     found.start()
     yield found
-    found.process.kill()
+    found.end(signal.SIGKILL)
 
 
 def settings(model: Path, run_dir: Path, prompts: str = "prompts.yaml", **signal) -> dict:
@@ -153,7 +155,8 @@ def test_runs_that_share_a_service_at_the_same_time_equal_private_ones(tmp_path,
     ]
     alone = (private, train(**settings(model, tmp_path / "private", "other.yaml")))
     for number in range(2):
-        assert shared[number].wait(120.0) == 0, shared[number].stderr.read()
+        _, said = shared[number].communicate(timeout=120.0)
+        assert shared[number].returncode == 0, said
         run = Run.open(tmp_path / f"shared-{number}")
         assert_equal_runs(run, alone[number])
         (begun,) = [event for event in run.events() if event["event"] == "started"]
@@ -209,7 +212,9 @@ def test_a_run_outlives_its_service_and_loses_nothing(tmp_path, model, private):
         assert_equal_runs(Run.open(tmp_path / "shared"), private)
     finally:
         run.kill()
-        service.process.kill()
+        run.wait()
+        run.stderr.close()
+        service.end(signal.SIGKILL)
 
 
 def test_a_service_that_stays_away_ends_the_run_with_what_was_saved(tmp_path, model, private):

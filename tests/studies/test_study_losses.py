@@ -91,7 +91,7 @@ def stranger(tmp_path):
     assert process.stdout.readline() == "held\n"
     yield folder, process
     process.kill()
-    process.wait()
+    process.communicate()
 
 
 def test_a_lock_is_broken_only_for_the_process_that_is_known_to_be_lost(stranger):

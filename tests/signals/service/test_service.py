@@ -498,9 +498,14 @@ def serve(*arguments: str) -> subprocess.Popen[str]:
     assert process.stderr is not None
     line = process.stderr.readline()
     if "listening" not in line:
-        process.wait(20.0)
-        raise RunError(line + process.stderr.read())
+        raise RunError(line + process.communicate(timeout=20.0)[1])
     return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    process.stderr.close()
 
 
 def test_the_command_serves_refuses_a_second_and_replaces_a_killed_one(tmp_path):
@@ -513,8 +518,7 @@ def test_the_command_serves_refuses_a_second_and_replaces_a_killed_one(tmp_path)
         np.testing.assert_array_equal(client.score(frames(5)), expected)
         with pytest.raises(RunError, match="another service listens at"):
             serve("--socket", str(path))
-        first.kill()
-        first.wait()
+        end(first)
         assert path.exists(), "it left its socket behind"
         second = serve("--socket", str(path))
         try:
@@ -523,10 +527,10 @@ def test_the_command_serves_refuses_a_second_and_replaces_a_killed_one(tmp_path)
             assert second.wait(20.0) == 0
             assert not path.exists()
         finally:
-            second.kill()
+            end(second)
         client.close()
     finally:
-        first.kill()
+        end(first)
 
 
 def test_it_listens_to_this_machine_alone_unless_told_otherwise(tmp_path):
