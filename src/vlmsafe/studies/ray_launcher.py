@@ -255,6 +255,7 @@ class _RayCommand(Handle):
         ready, _ = self._ray.wait([self._answer], timeout=0)
         if not ready:
             if self._place is None and now > self._began + _LONG:
+                self._began = now  # what made it wait may have ended just now, and room be found in a moment
                 self._on_long_wait(self.command)
             return
         try:
