@@ -26,18 +26,16 @@ from vlmsafe.signals.moments import stacked
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers import Scorer, known_rules, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.api import SAME_MODEL, Similarities, check_scorer
 from vlmsafe.signals.scorers.api import ScorerFailure as ScorerFailure
-from vlmsafe.signals.scorers.api import Similarities, check_scorer
 from vlmsafe.signals.scorers.api import score_named as score_named
 from vlmsafe.signals.shaping import Shaped, hold, shape
 from vlmsafe.training.collection import Dimensions, Share, Watch
 
-PROBE_TOLERANCE = 5e-3  # more than another device changes a similarity by, less than another model does
-
 
 @functools.cache
 def scoring_thread() -> ThreadPoolExecutor:
-    """The one thread of the process that scores: what a GPU compiles and records belongs to the thread that did it."""
+    """The one thread of the process that scores: blocks one after another, whatever scorer they are for."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
 
 
@@ -214,7 +212,7 @@ class Scoring(FrameScoring):
     def check_probe(self, then: list[float] | None) -> None:
         """Refuse to go on with a model that sees the picture otherwise; rounding on another device is no such thing."""
         now = self.probe()
-        if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=PROBE_TOLERANCE):
+        if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL):
             difference = float(np.abs(np.subtract(now, then)).max())
             raise RunError(
                 f"the scorer '{self.config.scorer}' is not the one this run began with: similarities of the same "

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.service.client import ServiceScorer
-from vlmsafe.signals.service.server import F_ADD_SEALS, F_SEAL_SHRINK, Server
+from vlmsafe.signals.service.server import Server
 from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
+    F_ADD_SEALS,
+    F_SEAL_SHRINK,
     HEADER,
     JSON_LIMIT,
     VERSION,

@@ -28,10 +28,21 @@ from vlmsafe.signals.scorers.api import ScorerFailure, score_checked
 from vlmsafe.signals.scorers.batches import overlapped
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine
-from vlmsafe.signals.service.server import F_ADD_SEALS, F_SEAL_SHRINK, Server
+from vlmsafe.signals.service.server import Server
 from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import Address, GivenUp, ModelSpec, parse_address
-from vlmsafe.signals.service.wire import HEADER, VERSION, Channel, Kind, Layout, attach_body, open_body, slot_body
+from vlmsafe.signals.service.wire import (
+    F_ADD_SEALS,
+    F_SEAL_SHRINK,
+    HEADER,
+    VERSION,
+    Channel,
+    Kind,
+    Layout,
+    attach_body,
+    open_body,
+    slot_body,
+)
 
 ONE = PromptSet(*PROMPTS)
 OTHER = PromptSet(("the car drives safely",), ("danger", "the car leaves the road"))

@@ -26,6 +26,9 @@ COSINE_RULES: tuple[Rule, ...] = ("decoupled", "coupled", "clg")
 YES_NO_RULES: tuple[Rule, ...] = ("yes-no", "decoupled")
 """What probabilities of an answer can be used with."""
 
+SAME_MODEL = 5e-3
+"""How far similarities of one picture may be apart: more than by another device, less than by another model."""
+
 Inputs = NDArray[Any]
 Similarities = NDArray[np.float32]
 

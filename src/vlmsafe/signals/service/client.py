@@ -27,10 +27,22 @@ from numpy.typing import NDArray
 
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, ScorerFailure, Similarities, check_frames
+from vlmsafe.signals.scorers.api import (
+    SAME_MODEL,
+    Inputs,
+    Look,
+    Rule,
+    Scorer,
+    ScorerFailure,
+    Similarities,
+    check_frames,
+)
 from vlmsafe.signals.service.spec import Address, GivenUp, ModelSpec, NotShared, ServiceStopped, parse_address
 from vlmsafe.signals.service.wire import (
     BLOCK_LIMIT,
+    F_ADD_SEALS,
+    F_SEAL_GROW,
+    F_SEAL_SHRINK,
     Channel,
     Kind,
     Layout,
@@ -46,11 +58,9 @@ from vlmsafe.signals.service.wire import (
 )
 
 SLOTS = 3
-TOLERANCE = 5e-3  # more than another device changes a similarity by, less than another model does
 _TRY_SECONDS = 0.2  # between two tries to connect
 _SPEAK_SECONDS = 2.0  # of silence before the user is told what is waited for
 _SILENCE_SECONDS = 20.0
-_F_ADD_SEALS, _SEALS = 1033, 2 | 4  # against shrinking and growing; Python's fcntl names them from 3.13 on
 
 
 def connect(
@@ -332,7 +342,7 @@ class ServiceScorer(RemoteScorer):
         finally:
             slots.blocks[probe.slot, :1] = borrowed
             self._sent.discard(probe)
-        if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=TOLERANCE):
+        if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL):
             raise RunError(
                 f"the scoring service at {self._address} came back with another model: similarities of the same "
                 f"picture differ by up to {np.abs(now - then).max():.3g}. Put the model back and resume the run"
@@ -401,7 +411,7 @@ class _Slots:
             # Without a name: nothing is left behind, however the process ends.
             self.fd = os.memfd_create("vlmsafe-frames", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, layout.size)
-            fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(self.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)
             memory = mmap.mmap(self.fd, layout.size)
         else:
             memory = bytearray(layout.size)

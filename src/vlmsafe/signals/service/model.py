@@ -32,7 +32,7 @@ class Client:
         self.model, self.scorer, self.frame, self.threads = model, scorer, frame, threads
         self.blocks: deque[Block] = deque()
         self.waiting = 0  # frames of those blocks that no batch has taken yet
-        self.served = 0.0  # frames so far, or as many as the one served least when it came back
+        self.served = 0.0  # frames so far, or as many as others had had when it came or came back
 
 
 class Block:

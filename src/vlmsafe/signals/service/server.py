@@ -35,6 +35,8 @@ from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import Address, NotShared, ServiceStopped
 from vlmsafe.signals.service.wire import (
+    F_GET_SEALS,
+    F_SEAL_SHRINK,
     Channel,
     Kind,
     Layout,
@@ -50,8 +52,6 @@ from vlmsafe.signals.service.wire import (
     read_slot,
     scores_parts,
 )
-
-F_GET_SEALS, F_ADD_SEALS, F_SEAL_SHRINK = 1034, 1033, 2  # of Linux; Python's fcntl has them from 3.13 on
 
 _ARENA_MAX = -8  # of mallopt: how many heaps there are
 _FIRST_SECONDS = 10.0  # until a new client has said what it wants

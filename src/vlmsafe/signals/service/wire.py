@@ -39,6 +39,9 @@ _MARK = b"VLMS"
 _PLACE = struct.Struct("<II")  # slot and count, rows and columns
 _COUNT = struct.Struct("<I")
 
+# Of shared memory on Linux; Python's fcntl names them from 3.13 on.
+F_ADD_SEALS, F_GET_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 1034, 2, 4
+
 JSON_LIMIT = 256 * 1024
 FRAME_LIMIT = 64 * 1024**2
 BLOCK_LIMIT = 512 * 1024**2
