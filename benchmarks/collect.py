@@ -24,12 +24,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
-from vlmsafe.algorithms.networks import Shape, Stack
-from vlmsafe.envs import ENVS
 from vlmsafe.envs.api import Env
-from vlmsafe.envs.workers import EnvRecipe, WorkerPool
-from vlmsafe.training.collection import CollectTask, Share, collect
+from vlmsafe.envs.registry import ENVS
+from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
+from vlmsafe.learners.networks import Shape, Stack
+from vlmsafe.learners.policy import ActionMap, Policy
+from vlmsafe.numerics.normaliser import Array, Normaliser
+from vlmsafe.training.collect import CollectTask, Share, collect
 
 PROMISE_SCALING, PROMISE_OVERHEAD = 1.7, 0.05
 

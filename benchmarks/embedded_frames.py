@@ -20,10 +20,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from vlmsafe.analysis.auc import auc_interval
-from vlmsafe.embedded.data import Examples, moments, read
-from vlmsafe.embedded.train import Schedule, train
+from vlmsafe.distillation.data import Examples, moments, read
+from vlmsafe.distillation.train import Schedule, train
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers.embedded.model import Architecture, Embedding
+from vlmsafe.signals.scorers.embedded.network import Architecture, Embedding
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 
 

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from vlmsafe.embedded.pictures import encode
-from vlmsafe.evaluation.recorded import rescore
+from vlmsafe.evaluation.trace.rescore import rescore
+from vlmsafe.io.images import encode
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.scorers import Scorer
 from vlmsafe.signals.scorers.clip import ClipScorer

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from vlmsafe.report.write import write_report
-from vlmsafe.studies.arms import open_arms
+from vlmsafe.runs.arms import open_arms
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from vlmsafe.algorithms.acting import ActionMap
-from vlmsafe.envs import env_spec
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.learners.policy import ActionMap
 
 FAR_STARTS = (3.0, 5.0)  # goals whose next one is 32 and 65 m away along the circuit; 1000 steps at 1 m/s are 40 m
 

@@ -1,6 +1,6 @@
 """What a step, a frame, a score and a pass of each learner take, for the estimates of `vlmsafe study plan`.
 
-    python benchmarks/speeds.py [--steps 1000] [--out src/vlmsafe/studies/speeds.csv]
+    python benchmarks/speeds.py [--steps 1000] [--out src/vlmsafe/studies/cost/speeds.csv]
 
 Everything is measured in CPU seconds of one process, which other work on the machine changes little, and in bytes of
 its largest extent. An environment is made in a new worker, driven with an untrained policy as training does, and asked
@@ -30,15 +30,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from vlmsafe.envs.api import Env, EnvSpec
+
 # Workers import this file for their tasks: what they do not need otherwise is imported where it is used.
-from vlmsafe.envs import ENVS, EnvSpec
-from vlmsafe.envs.api import Env
-from vlmsafe.envs.workers import EnvRecipe, WorkerPool
+from vlmsafe.envs.registry import ENVS
+from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import MissingDependencyError
-from vlmsafe.training.collection import CollectTask, collect
+from vlmsafe.training.collect import CollectTask, collect
 
 if TYPE_CHECKING:
-    from vlmsafe.config import LearnerConfig
+    from vlmsafe.config.settings import LearnerConfig
     from vlmsafe.signals.scorers.api import Inputs, Scorer
 
 HIDDEN, OBSERVATION, ACTIONS = (64, 64), 259, 2
@@ -64,7 +65,7 @@ class Options:
     """Frames per environment and per scorer."""
     envs: tuple[str, ...] = tuple(ENVS)
     """Environments to measure."""
-    out: Path = Path("src/vlmsafe/studies/speeds.csv")
+    out: Path = Path("src/vlmsafe/studies/cost/speeds.csv")
     """File to write."""
 
 
@@ -133,10 +134,10 @@ def alone(function: Callable[..., R], *arguments: Any) -> R:
 
 def new_task(spec: EnvSpec, steps: int) -> CollectTask:
     """A share of experience with an untrained policy of the environment's own size."""
-    from vlmsafe.algorithms.acting import Normaliser
-    from vlmsafe.algorithms.networks import Shape, Stack
-    from vlmsafe.config import TrainConfig
-    from vlmsafe.training.interrupts import StopRequest
+    from vlmsafe.config.settings import TrainConfig
+    from vlmsafe.io.interrupts import StopRequest
+    from vlmsafe.learners.networks import Shape, Stack
+    from vlmsafe.numerics.normaliser import Normaliser
     from vlmsafe.training.setup import describe
 
     _, sizes = describe(TrainConfig(env=spec.name), "nothing", StopRequest())
@@ -149,8 +150,8 @@ def new_task(spec: EnvSpec, steps: int) -> CollectTask:
 
 def measure_learners() -> Iterator[Row]:
     """Seconds per sample and pass of a whole update, with as many passes as the learner makes."""
-    from vlmsafe.algorithms.learners import LEARNERS
-    from vlmsafe.methods import METHODS
+    from vlmsafe.config.methods import METHODS
+    from vlmsafe.learners.registry import LEARNERS
 
     for name in LEARNERS:
         config = next(method.learner for method in METHODS.values() if method.learner.algorithm == name)
@@ -160,8 +161,8 @@ def measure_learners() -> Iterator[Row]:
 
 
 def update_seconds(config: LearnerConfig) -> float:
-    from vlmsafe.algorithms.advantages import Batch
-    from vlmsafe.algorithms.learners import LEARNERS
+    from vlmsafe.learners.advantages import Batch
+    from vlmsafe.learners.registry import LEARNERS
 
     rng = np.random.default_rng(0)
     observations, actions, rest = (

@@ -30,12 +30,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from vlmsafe.algorithms.advantages import Batch
-from vlmsafe.algorithms.first_order import Learner
-from vlmsafe.algorithms.learners import LEARNERS
-from vlmsafe.algorithms.networks import Stack
-from vlmsafe.config import LearnerConfig
-from vlmsafe.methods import METHODS
+from vlmsafe.config.methods import METHODS
+from vlmsafe.config.settings import LearnerConfig
+from vlmsafe.learners.advantages import Batch
+from vlmsafe.learners.learner import Learner
+from vlmsafe.learners.networks import Stack
+from vlmsafe.learners.registry import LEARNERS
 
 ROOT = Path(__file__).resolve().parent.parent
 # torch 1.12.1 is the smallest download that OmniSafe runs on, and no slower here than newer ones.

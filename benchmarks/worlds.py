@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from vlmsafe.algorithms.acting import ActionMap
-from vlmsafe.envs import ENVS, env_spec
 from vlmsafe.envs.api import Env
+from vlmsafe.envs.registry import ENVS, env_spec
+from vlmsafe.learners.policy import ActionMap
 
 OBSTACLES = {
     "Box": {"number": 1, "fixed_base": False, "movement": "circular"},

@@ -15,8 +15,8 @@ import argparse
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
-from vlmsafe.envs import env_spec
-from vlmsafe.gym import SemanticSignals
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.wrapper import SemanticSignals
 
 
 class Returns(BaseCallback):

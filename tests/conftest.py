@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-# `python:frame_scorer:FrameScorer`, a small deterministic scorer, is imported by name, as a user's own would be.
-sys.path.append(str(Path(__file__).parent / "signals"))
-# Small models that tests of several folders save to disk and load.
-sys.path.append(str(Path(__file__).parent / "signals" / "scorers"))
+# Small models, scorers and made-up runs. They are imported by name, as a user's own would be
+# (`python:frame_scorer:FrameScorer`), in worker processes too.
+sys.path.append(str(Path(__file__).parent / "support"))

@@ -30,12 +30,12 @@ import polars as pl
 import tyro
 import yaml
 
-from vlmsafe.studies.execution import JOURNAL, execute
-from vlmsafe.studies.launchers import LocalLauncher
+from vlmsafe.io.files import read_rows
+from vlmsafe.runs.checkpoint import load_checkpoint
+from vlmsafe.studies.execute import JOURNAL, execute
+from vlmsafe.studies.launch.local import LocalLauncher
+from vlmsafe.studies.schema import parse_study
 from vlmsafe.studies.study import Study
-from vlmsafe.studies.study_yaml import parse_study
-from vlmsafe.training.checkpoint import load_checkpoint
-from vlmsafe.training.files import read_rows
 
 STUDY = """\
 name: chaos
@@ -95,7 +95,7 @@ class Chaos:
 
     def start(self) -> None:
         """`study run`, as a user would type it, the first time and whenever it has ended early."""
-        words = [sys.executable, "-m", "vlmsafe.cli", "study", "run", str(self.file)]
+        words = [sys.executable, "-m", "vlmsafe", "study", "run", str(self.file)]
         words += ["--dir", str(self.round_folder()), "--root", str(self.folder), "--launcher", "ray"]
         words += ["--address", self.cluster.address, "--share-scorer", "--patience", "6"]
         with (self.folder / "study.log").open("ab") as log:
@@ -194,13 +194,13 @@ def descendants(root: int) -> Iterator[Process]:
 def _kind(line: list[str]) -> str:
     """What a process is, from its command and those of its ancestors, itself first."""
     own = line[0]
-    if "vlmsafe.cli study run" in own:
+    if "vlmsafe study run" in own:
         return "study"
     if "ray::" in own:
         return "service" if "ServiceActor" in own else "worker" if "Keeper" in own else "other"
-    if "vlmsafe.cli train" in own or "vlmsafe.cli evaluate" in own:
+    if "vlmsafe train" in own or "vlmsafe evaluate" in own:
         return "run"
-    if any("vlmsafe.cli train" in words or "vlmsafe.cli evaluate" in words for words in line[1:]):
+    if any("vlmsafe train" in words or "vlmsafe evaluate" in words for words in line[1:]):
         return "simulator"
     return "other"
 

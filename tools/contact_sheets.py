@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vlmsafe.algorithms.acting import ActionMap
-from vlmsafe.envs import ENVS, env_spec
+from vlmsafe.envs.registry import ENVS, env_spec
+from vlmsafe.learners.policy import ActionMap
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 COLUMNS, HEIGHT = 5, 180  # frames in a row, pixels of each

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tyro
 
-from vlmsafe.studies.study_yaml import load_study, shipped_studies
+from vlmsafe.studies.schema import load_study, shipped_studies
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,7 @@ def main() -> int:
         size = ("--scale", str(options.scale), "--scorer", options.scorer, "--root", str(options.root))
         begun = time.monotonic()
         for words in (("run", name, *size), ("report", str(folder))):
-            answer = subprocess.run(
-                [sys.executable, "-m", "vlmsafe.cli", "study", *words], capture_output=True, text=True
-            )
+            answer = subprocess.run([sys.executable, "-m", "vlmsafe", "study", *words], capture_output=True, text=True)
             if answer.returncode != 0:
                 break
         minutes = (time.monotonic() - begun) / 60

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vlmsafe.config import TrainConfig
-    from vlmsafe.evaluation.episodes import evaluate
-    from vlmsafe.training.run import Run
+    from vlmsafe.config.settings import TrainConfig
+    from vlmsafe.evaluation.evaluate import evaluate
+    from vlmsafe.runs.run import Run
     from vlmsafe.training.trainer import resume, train
 
 __all__ = ["Run", "TrainConfig", "evaluate", "resume", "train"]
@@ -21,9 +21,9 @@ __all__ = ["Run", "TrainConfig", "evaluate", "resume", "train"]
 _HOME = {
     "train": "vlmsafe.training.trainer",
     "resume": "vlmsafe.training.trainer",
-    "evaluate": "vlmsafe.evaluation.episodes",
-    "Run": "vlmsafe.training.run",
-    "TrainConfig": "vlmsafe.config",
+    "evaluate": "vlmsafe.evaluation.evaluate",
+    "Run": "vlmsafe.runs.run",
+    "TrainConfig": "vlmsafe.config.settings",
 }
 
 

@@ -14,7 +14,8 @@ from importlib import metadata
 
 from safetensors import SafetensorError, safe_open
 
-from vlmsafe.envs import ENVS, env_spec, opengl
+from vlmsafe.envs import opengl
+from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.signals.scorers import CLIP_DEFAULT, QWEN2_VL_DEFAULT
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import vlmsafe
 from vlmsafe.analysis.statistics import summary
 
-TABLES = Path(vlmsafe.__file__).parent / "studies" / "published"
+TABLES = Path(vlmsafe.__file__).parent / "paper" / "tables"
 BASELINE, SIGNAL = "ppo-lag", "vlm-ppo-lag-conf"
 LEVELS = ("easy", "medium", "hard")
 

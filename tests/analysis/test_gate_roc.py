@@ -26,10 +26,10 @@ from vlmsafe.analysis.gate_roc import (
 )
 from vlmsafe.analysis.tables import stacked
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace import trace
+from vlmsafe.evaluation.trace.record import trace
+from vlmsafe.paper.published import published
 from vlmsafe.signals.gate import Gate
 from vlmsafe.signals.scorers import make_scorer
-from vlmsafe.studies.published import published
 
 FEW = {"resamples": 20}
 

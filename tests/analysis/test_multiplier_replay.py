@@ -9,12 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmsafe import train
-from vlmsafe.algorithms.multipliers import make_multiplier
-from vlmsafe.analysis.multiplier_replay import AGREEMENT, SCHEMA, rebuild, replay, summarise
-from vlmsafe.config import LearnerConfig, MultiplierConfig, SignalConfig
+from vlmsafe.analysis.multiplier_replay import (
+    AGREEMENT,
+    SCHEMA,
+    rebuild,
+    replay,
+    summarise,
+)
+from vlmsafe.config.methods import METHODS, Method
+from vlmsafe.config.settings import LearnerConfig, MultiplierConfig, SignalConfig
 from vlmsafe.errors import InputError
-from vlmsafe.methods import METHODS, Method
-from vlmsafe.studies.published import published
+from vlmsafe.learners.multipliers import make_multiplier
+from vlmsafe.paper.published import published
 
 SMALL = {"env": "speeding", "total_steps": 2400, "steps_per_epoch": 400, "learner": {"update_iters": 1}, "quiet": True}
 ADAM = MultiplierConfig(kind="adam", signal_weight=0.01)

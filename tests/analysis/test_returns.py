@@ -9,10 +9,16 @@ from scipy import stats
 
 from vlmsafe import evaluate, train
 from vlmsafe.analysis.resampling import bootstrap_pooled_difference
-from vlmsafe.analysis.returns import cost_correlations, passive, passive_episodes, return_parts, return_table
+from vlmsafe.analysis.returns import (
+    cost_correlations,
+    passive,
+    passive_episodes,
+    return_parts,
+    return_table,
+)
 from vlmsafe.analysis.tables import stacked
 from vlmsafe.errors import InputError
-from vlmsafe.studies.published import published
+from vlmsafe.paper.published import published
 
 SMALL = {"env": "speeding", "total_steps": 1600, "steps_per_epoch": 400, "learner": {"update_iters": 1}, "quiet": True}
 

@@ -12,7 +12,12 @@ from designs.planted import PLANTED
 from designs.published_design import EXPECTED, UNREPORTED, write_published_design
 
 from vlmsafe.audit import audit
-from vlmsafe.audit.findings import CODES, EXIT_ERRORS, EXIT_WARNINGS, Severity
+from vlmsafe.audit.findings import (
+    CODES,
+    EXIT_ERRORS,
+    EXIT_WARNINGS,
+    Severity,
+)
 from vlmsafe.errors import InputError
 
 
@@ -33,7 +38,7 @@ def bases(tmp_path_factory):
 
 def command(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "vlmsafe.cli", "audit", *map(str, arguments)],
+        [sys.executable, "-m", "vlmsafe", "audit", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

@@ -12,14 +12,24 @@ from designs.editing import HELD_OUT, edit_claims, edit_epochs, edit_table, run_
 from designs.planting import BASELINE, FIRST
 
 from vlmsafe.audit import audit
-from vlmsafe.audit.claims import Claim, Claims, comparisons, load_claims
-from vlmsafe.audit.outcomes import judge
-from vlmsafe.audit.records import read_arms
-from vlmsafe.audit.settings import differences, factors_of, infer_about, unnamed
-from vlmsafe.config_yaml import flatten, to_dict
+from vlmsafe.comparison.claims import (
+    Claim,
+    Claims,
+    comparisons,
+    load_claims,
+)
+from vlmsafe.comparison.outcomes import judge
+from vlmsafe.comparison.settings import (
+    differences,
+    factors_of,
+    infer_about,
+    unnamed,
+)
+from vlmsafe.config.methods import method_defaults
+from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError
-from vlmsafe.methods import method_defaults
-from vlmsafe.studies.arms import open_arms
+from vlmsafe.runs.arms import open_arms
+from vlmsafe.runs.records import read_arms
 
 
 @pytest.fixture(scope="module")

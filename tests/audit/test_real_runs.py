@@ -8,9 +8,9 @@ import pytest
 
 from vlmsafe import evaluate, train
 from vlmsafe.audit import audit
-from vlmsafe.methods import method_defaults
-from vlmsafe.training.checkpoint import path_of, saved_epochs
-from vlmsafe.training.run import Run
+from vlmsafe.config.methods import method_defaults
+from vlmsafe.runs.checkpoint import path_of, saved_epochs
+from vlmsafe.runs.run import Run
 
 SEEDS = (3, 5, 8, 13)
 

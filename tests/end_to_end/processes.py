@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "vlmsafe.cli"]
+COMMAND = [sys.executable, "-m", "vlmsafe"]
 
 
 def vlmsafe(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 300):

@@ -9,7 +9,7 @@ import pytest
 from processes import COMMAND, vlmsafe
 
 from vlmsafe.errors import EXIT_BAD_INPUT, EXIT_FAILED
-from vlmsafe.training.run import Run
+from vlmsafe.runs.run import Run
 
 HERE = Path(__file__).parent
 SMALL = ("--total-steps", "400", "--steps-per-epoch", "200", "--learner.update-iters", "1", "--quiet")

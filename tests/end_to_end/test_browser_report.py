@@ -1,16 +1,11 @@
 """The report in a real browser: nothing is loaded or complained of, tables sort, figures answer, both themes work."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1] / "report"))
-
 from report_runs import SIGNAL, costs_with, made_up_prompts, write_evaluation, write_run, write_study
 
-from vlmsafe.report.data import StudyInfo
+from vlmsafe.report.request import StudyInfo
 from vlmsafe.report.write import write_report
 
 EVIL = "<script>document.title = 'taken over'</script>"

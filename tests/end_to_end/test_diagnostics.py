@@ -9,8 +9,8 @@ import pytest
 
 from vlmsafe import train
 from vlmsafe.cli import main
-from vlmsafe.envs import ENVS
-from vlmsafe.evaluation.trace import trace
+from vlmsafe.envs.registry import ENVS
+from vlmsafe.evaluation.trace.record import trace
 
 HORIZON = 120  # a longer episode shows nothing more here
 EMBEDDED = ("metadrive-easy", "bullet-car-reach", "formula-one-l1")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vlmsafe import train
-from vlmsafe.envs import ENVS
-from vlmsafe.envs.speeding import optimum
+from vlmsafe.envs.registry import ENVS
+from vlmsafe.envs.small.speeding import optimum
 
 SPEC = ENVS["speeding"]
 # Larger learning rates than on a simulator: the problem is small. The discount is short because no action has

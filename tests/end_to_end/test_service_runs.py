@@ -17,14 +17,14 @@ from small_models import save_small_clip
 from vlmsafe import resume, train
 from vlmsafe.cli import main
 from vlmsafe.errors import InputError, Interrupted, RunError
-from vlmsafe.evaluation.trace import trace
+from vlmsafe.evaluation.trace.record import trace
+from vlmsafe.runs.checkpoint import load_checkpoint, path_of
+from vlmsafe.runs.run import Run
 from vlmsafe.signals.service.server import Server
 from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import parse_address
-from vlmsafe.training.checkpoint import load_checkpoint, path_of
-from vlmsafe.training.collection import Share
-from vlmsafe.training.run import Run
-from vlmsafe.training.scoring import Scoring, scoring_thread
+from vlmsafe.training.collect import Share
+from vlmsafe.training.score import Scoring, scoring_thread
 from vlmsafe.training.trainer import Trainer
 
 PROMPTS = """
@@ -65,7 +65,7 @@ class Service:
 
     def __init__(self, path: Path) -> None:
         self.address = f"unix:{path}"
-        self._command = [sys.executable, "-m", "vlmsafe.cli", "serve", "--socket", str(path), "--threads", "1"]
+        self._command = [sys.executable, "-m", "vlmsafe", "serve", "--socket", str(path), "--threads", "1"]
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ def start_run(model: Path, run_dir: Path, address: str, prompts: str, *extra: st
     }  # fmt: skip
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     return subprocess.Popen(
-        [sys.executable, "-m", "vlmsafe.cli", "train", "--quiet", *words, *extra], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "vlmsafe", "train", "--quiet", *words, *extra], stderr=subprocess.PIPE, text=True
     )
 
 

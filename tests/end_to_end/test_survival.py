@@ -11,8 +11,8 @@ import pytest
 from processes import start_vlmsafe, vlmsafe
 
 from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from vlmsafe.training.checkpoint import load_checkpoint, path_of
-from vlmsafe.training.run import Run
+from vlmsafe.runs.checkpoint import load_checkpoint, path_of
+from vlmsafe.runs.run import Run
 
 SPEEDING = ("--env", "speeding", "--seed", "7", "--learner.update-iters", "2", "--quiet")
 RECORDS = ("epochs.jsonl", "episodes.jsonl")

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from vlmsafe.envs import env_spec
 from vlmsafe.envs.api import as_frame
+from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import EnvironmentFailure, InputError
 
 

@@ -10,7 +10,8 @@ from gymnasium.envs.registration import EnvSpec as EnvSpecOfGym
 from gymnasium.utils import env_checker
 from stable_baselines3.common.env_checker import check_env as check_for_learners
 
-from vlmsafe.envs import ENVS, Env, env_spec
+from vlmsafe.envs.api import Env
+from vlmsafe.envs.registry import ENVS, env_spec
 
 # Variants of the other levels of FormulaOne change the same settings as those of level 2.
 NAMES = [*ENVS, *(f"{name}:{variant}" for name in ("bullet-car-reach", "formula-one-l2")
@@ -44,7 +45,7 @@ def unexpected(check) -> list[str]:
 
 
 def test_gymnasiums_checker_finds_nothing(env, monkeypatch):
-    if type(env).__module__ == "vlmsafe.envs.metadrive":
+    if type(env).__module__ == "vlmsafe.envs.metadrive.env":
         # There a seed is an index that leaves `np_random` alone, as the class says, and this check wants it seeded.
         monkeypatch.setattr(env_checker, "check_reset_seed_determinism", lambda env: None)
     # Frames come from frame(): there is no render mode to check, and no registration to make it from.

@@ -11,12 +11,18 @@ import pytest
 from gymnasium import spaces
 
 from vlmsafe import evaluate, train
-from vlmsafe.algorithms.acting import Normaliser
-from vlmsafe.algorithms.networks import Shape, Stack
-from vlmsafe.config_yaml import read_yaml
-from vlmsafe.envs import Scenarios, env_spec
-from vlmsafe.errors import EXIT_BAD_INPUT, EnvironmentFailure, InputError, MissingDependencyError
-from vlmsafe.training.collection import CollectTask, Share, collect
+from vlmsafe.config.yaml import read_yaml
+from vlmsafe.envs.api import Scenarios
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.errors import (
+    EXIT_BAD_INPUT,
+    EnvironmentFailure,
+    InputError,
+    MissingDependencyError,
+)
+from vlmsafe.learners.networks import Shape, Stack
+from vlmsafe.numerics.normaliser import Normaliser
+from vlmsafe.training.collect import CollectTask, Share, collect
 
 Register = Callable[..., str]
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from vlmsafe.envs import ENVS, Env
+from vlmsafe.envs.api import Env
 from vlmsafe.envs.hazard import gaps_to_box, hazard_of, outlines
+from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import EXIT_BAD_INPUT, InputError
 
 GAPS = st.floats(-100.0, 1000.0)

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vlmsafe.envs import ENVS, Env
+from vlmsafe.envs.api import Env
+from vlmsafe.envs.registry import ENVS
 
 NAMES = ["bullet-car-reach", "formula-one-l0", "formula-one-l1", "formula-one-l2"]
 STEPS = 300

@@ -9,11 +9,16 @@ import polars as pl
 import pytest
 
 from vlmsafe import evaluate, train
-from vlmsafe.envs import ENVS
+from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
-from vlmsafe.evaluation.protocols import PROTOCOLS, Protocol, protocol, protocols_of
-from vlmsafe.evaluation.trace import trace
+from vlmsafe.evaluation.protocols import (
+    PROTOCOLS,
+    Protocol,
+    protocol,
+    protocols_of,
+)
+from vlmsafe.evaluation.trace.record import trace
 from vlmsafe.signals.scorers import make_scorer
 
 METADRIVE, BULLET, FORMULA_ONE = "metadrive-hard", "bullet-car-reach", "formula-one-l2"

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from vectors import batch, load_parameters, reference_name, scalars, update, vector_names
 
-from vlmsafe.algorithms.acting import Normaliser
-from vlmsafe.algorithms.advantages import gae, standardise
-from vlmsafe.algorithms.learners import LEARNERS
-from vlmsafe.algorithms.multipliers import make_multiplier
-from vlmsafe.config import MultiplierConfig
-from vlmsafe.methods import METHODS
+from vlmsafe.config.methods import METHODS
+from vlmsafe.config.settings import MultiplierConfig
+from vlmsafe.learners.advantages import gae, standardise
+from vlmsafe.learners.multipliers import make_multiplier
+from vlmsafe.learners.registry import LEARNERS
+from vlmsafe.numerics.normaliser import Normaliser
 
 METHOD = {"PPOLag": "ppo-lag", "CPPOPID": "cppo-pid", "FOCOPS": "focops", "CUP": "cup", "P3O": "p3o", "CPO": "cpo"}
 

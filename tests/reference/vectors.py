@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vlmsafe.algorithms.advantages import Batch
-from vlmsafe.algorithms.networks import Stack
+from vlmsafe.learners.advantages import Batch
+from vlmsafe.learners.networks import Stack
 
 FOLDER = Path(__file__).parent / "omnisafe-0.5.0"
 

@@ -17,10 +17,23 @@ from vlmsafe.analysis.lead_time import lead_time, verdicts
 from vlmsafe.analysis.multiplier_replay import replay
 from vlmsafe.cli import main
 from vlmsafe.errors import InputError
-from vlmsafe.report.diagnoses import DIAGNOSES, Diagnosis, Settings, diagnose, draw, write
-from vlmsafe.report.inputs import evaluations, runs_only, scorer_of, sources, traces
+from vlmsafe.report.diagnoses import (
+    DIAGNOSES,
+    Diagnosis,
+    Settings,
+    diagnose,
+    draw,
+    write,
+)
+from vlmsafe.report.inputs import (
+    evaluations,
+    runs_only,
+    scorer_of,
+    sources,
+    traces,
+)
 from vlmsafe.report.text import rendered
-from vlmsafe.training.run import Run
+from vlmsafe.runs.run import Run
 
 FEW = Settings(resamples=20)
 

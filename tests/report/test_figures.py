@@ -15,10 +15,16 @@ from vlmsafe.analysis.lead_time import lead_lag, lead_time
 from vlmsafe.analysis.multiplier_replay import replay
 from vlmsafe.analysis.returns import cost_correlations, return_table
 from vlmsafe.analysis.tables import stacked
-from vlmsafe.config import MultiplierConfig
+from vlmsafe.config.settings import MultiplierConfig
 from vlmsafe.errors import InputError
 from vlmsafe.report import figures
-from vlmsafe.report.style import PALETTE, colours, markers, save_figure, short
+from vlmsafe.report.render.style import (
+    PALETTE,
+    colours,
+    markers,
+    save_figure,
+    short,
+)
 
 FEW = {"resamples": 20}
 LONG = "an-arm-with-a-name-that-somebody-typed-without-a-thought-for-figures"
@@ -243,6 +249,6 @@ def test_names_keep_apart_what_they_can_and_long_ones_keep_both_ends():
 
 
 def test_drawing_needs_no_pyplot():
-    code = "import sys, vlmsafe.report.figures, vlmsafe.report.style; print('matplotlib.pyplot' in sys.modules)"
+    code = "import sys, vlmsafe.report.figures, vlmsafe.report.render.style; print('matplotlib.pyplot' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"

@@ -3,10 +3,17 @@
 import pytest
 from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
-from vlmsafe.audit.claims import Claim, Claims
-from vlmsafe.report.answer import audit_line, describe_arms, headline, results, sentence, spoken
-from vlmsafe.report.data import StudyInfo
-from vlmsafe.report.material import read_material
+from vlmsafe.comparison.claims import Claim, Claims
+from vlmsafe.report.answer import (
+    audit_line,
+    describe_arms,
+    headline,
+    results,
+    sentence,
+    spoken,
+)
+from vlmsafe.report.dataset import read_material
+from vlmsafe.report.request import StudyInfo
 
 
 def worked_out(folder, **claim):

@@ -10,17 +10,35 @@ import numpy as np
 import pytest
 from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
-from vlmsafe.audit.outcomes import values_of
-from vlmsafe.report.charts import build_chart
-from vlmsafe.report.charts_outcomes import _MOST_EPISODES
-from vlmsafe.report.charts_training import curve_marks
-from vlmsafe.report.data import FIGURES, Entry, StudyInfo
-from vlmsafe.report.exports import chart_csv
-from vlmsafe.report.material import read_material
-from vlmsafe.report.model import Axis, Band, Bar, Box, Chart, Dots, Line, Missing, Panel, Rule, Span
-from vlmsafe.report.plots import plot
-from vlmsafe.report.style import legend_below, panels
-from vlmsafe.report.svg import _value, limits, rule_labels, svg, ticks
+from vlmsafe.comparison.outcomes import values_of
+from vlmsafe.report.charts.build import build_chart
+from vlmsafe.report.charts.outcomes import _MOST_EPISODES
+from vlmsafe.report.charts.training import curve_marks
+from vlmsafe.report.dataset import read_material
+from vlmsafe.report.elements import (
+    Axis,
+    Band,
+    Bar,
+    Box,
+    Chart,
+    Dots,
+    Line,
+    Missing,
+    Panel,
+    Rule,
+    Span,
+)
+from vlmsafe.report.render.exports import chart_csv
+from vlmsafe.report.render.plots import plot
+from vlmsafe.report.render.style import legend_below, panels
+from vlmsafe.report.render.svg import (
+    _value,
+    limits,
+    rule_labels,
+    svg,
+    ticks,
+)
+from vlmsafe.report.request import FIGURES, Entry, StudyInfo
 
 
 @pytest.fixture(scope="module")

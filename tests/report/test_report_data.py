@@ -3,9 +3,15 @@
 import pytest
 
 from vlmsafe.errors import InputError
-from vlmsafe.report.charts import BUILDERS as CHARTS
-from vlmsafe.report.data import FIGURES, TABLES, Entry, check_entries, read_entries
-from vlmsafe.report.tables import BUILDERS as TABLE_BUILDERS
+from vlmsafe.report.charts.build import BUILDERS as CHARTS
+from vlmsafe.report.request import (
+    FIGURES,
+    TABLES,
+    Entry,
+    check_entries,
+    read_entries,
+)
+from vlmsafe.report.tables.build import BUILDERS as TABLE_BUILDERS
 
 
 def test_every_kind_that_is_known_can_be_built_and_no_other():

@@ -11,7 +11,7 @@ from report_runs import PLAIN, SIGNAL, costs_with, made_up_prompts, write_evalua
 
 from vlmsafe.cli import report as command
 from vlmsafe.errors import InputError
-from vlmsafe.report.data import StudyInfo
+from vlmsafe.report.request import StudyInfo
 from vlmsafe.report.write import write_report
 
 EVIL = '<script>alert("&amp;")</script>'

@@ -8,12 +8,24 @@ import polars as pl
 import pytest
 from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
-from vlmsafe.report import paper
-from vlmsafe.report.data import TABLES, Entry, StudyInfo
-from vlmsafe.report.exports import cell_text, latex, number_text, table_csv, table_latex, table_markdown
-from vlmsafe.report.material import read_material
-from vlmsafe.report.model import Cell, Column, Missing, Table
-from vlmsafe.report.tables import build_table
+from vlmsafe.report.dataset import read_material
+from vlmsafe.report.elements import (
+    Cell,
+    Column,
+    Missing,
+    Table,
+)
+from vlmsafe.report.render.exports import (
+    cell_text,
+    latex,
+    number_text,
+    table_csv,
+    table_latex,
+    table_markdown,
+)
+from vlmsafe.report.request import TABLES, Entry, StudyInfo
+from vlmsafe.report.tables import paper
+from vlmsafe.report.tables.build import build_table
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +126,7 @@ def test_tables_of_traces_keep_to_the_arms_that_are_asked_for(study):
 
 
 def test_of_many_traced_episodes_as_many_of_every_run_are_taken(study, monkeypatch):
-    monkeypatch.setattr("vlmsafe.report.material.TRACED", 8)
+    monkeypatch.setattr("vlmsafe.report.dataset.TRACED", 8)
     steps = study.traces("metadrive-easy")
     counts = steps.group_by("run").agg(pl.col("episode").n_unique())["episode"].to_list()
     assert counts == [2, 2, 2, 2]

@@ -10,8 +10,8 @@ import pytest
 from recorded_traces import CONTACTS, LENGTH, PROMPTS, make_run, write_recorded
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.recorded import open_trace
-from vlmsafe.evaluation.trace_files import about_path, frames_path
+from vlmsafe.evaluation.trace.files import about_path, frames_path
+from vlmsafe.evaluation.trace.rescore import open_trace
 from vlmsafe.report.scope import make_scope, write_scope
 
 

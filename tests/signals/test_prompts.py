@@ -5,7 +5,12 @@ import hashlib
 import pytest
 
 from vlmsafe.errors import InputError
-from vlmsafe.signals.prompts import PromptSet, load_prompts, parse_prompts, shipped_prompts
+from vlmsafe.signals.prompts import (
+    PromptSet,
+    load_prompts,
+    parse_prompts,
+    shipped_prompts,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,7 @@ def test_a_users_file_is_loaded_like_a_shipped_one(tmp_path):
 
 
 def test_a_set_survives_being_written_and_read():
-    from vlmsafe.config_yaml import to_yaml
+    from vlmsafe.config.yaml import to_yaml
 
     prompts = PromptSet(("yes", "3: x"), ("no # way",), "good: things", "- bad")
     assert parse_prompts(to_yaml(prompts.to_dict()), "written.yaml") == prompts

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from in_process import InProcess
 
-from vlmsafe.studies.execution import execute
-from vlmsafe.studies.study_yaml import parse_study
+from vlmsafe.studies.execute import execute
+from vlmsafe.studies.schema import parse_study
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'vlmsafe[ray]'")
 TOOL = Path(__file__).parents[2] / "tools" / "chaos.py"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from vlmsafe.config_yaml import to_yaml
+from vlmsafe.config.yaml import to_yaml
 from vlmsafe.errors import InputError
+from vlmsafe.studies.schema import load_study, parse_study
 from vlmsafe.studies.study import RunSpec, fewer_seeds, shrunk_config
-from vlmsafe.studies.study_yaml import load_study, parse_study
 
 SMALL = """\
 name: small

@@ -10,11 +10,12 @@ from rich.console import Console
 from vlmsafe.cli import main, study_tables
 from vlmsafe.cli import study as study_cli
 from vlmsafe.errors import EXIT_BAD_INPUT
-from vlmsafe.studies.execution import execute
-from vlmsafe.studies.keeping import keep_new
-from vlmsafe.studies.storage import Store
-from vlmsafe.studies.study_yaml import load_study, parse_study, shipped_studies
-from vlmsafe.training.files import DirectoryLock, append_rows
+from vlmsafe.io.files import append_rows
+from vlmsafe.io.locks import DirectoryLock
+from vlmsafe.studies.execute import execute
+from vlmsafe.studies.remote.store import Store
+from vlmsafe.studies.remote.study_side import keep_new
+from vlmsafe.studies.schema import load_study, parse_study, shipped_studies
 
 SMALL = """\
 name: small

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vlmsafe.audit.outcomes import smallest_p
-from vlmsafe.audit.settings import differences, unnamed
-from vlmsafe.config_yaml import flatten, to_dict
-from vlmsafe.report.data import check_entries
-from vlmsafe.studies.published import left_out, tables
-from vlmsafe.studies.published_values import looks_at_frames, paper_config
-from vlmsafe.studies.study_yaml import load_study, parse_study, shipped_studies
+from vlmsafe.comparison.outcomes import smallest_p
+from vlmsafe.comparison.settings import differences, unnamed
+from vlmsafe.config.yaml import flatten, to_dict
+from vlmsafe.paper.published import left_out, tables
+from vlmsafe.paper.values import looks_at_frames, paper_config
+from vlmsafe.report.request import check_entries
+from vlmsafe.studies.schema import load_study, parse_study, shipped_studies
 
 FOLDER = Path("runs")
 DOCS = Path(__file__).parents[2] / "docs" / "studies.md"

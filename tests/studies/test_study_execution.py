@@ -10,16 +10,21 @@ import polars as pl
 import pytest
 from in_process import InProcess, trainings
 
-from vlmsafe.audit.claims import load_claims
+from vlmsafe.comparison.claims import load_claims
 from vlmsafe.errors import InputError, Interrupted, RunError
+from vlmsafe.io.interrupts import StopRequest
+from vlmsafe.io.locks import DirectoryLock
+from vlmsafe.runs.run import Run
 from vlmsafe.studies import reuse
-from vlmsafe.studies.execution import Event, Outcome, execute, failures
+from vlmsafe.studies.execute import (
+    Event,
+    Outcome,
+    execute,
+    failures,
+)
 from vlmsafe.studies.progress import cell_states, next_step
+from vlmsafe.studies.schema import load_study, parse_study
 from vlmsafe.studies.study import Study
-from vlmsafe.studies.study_yaml import load_study, parse_study
-from vlmsafe.training.files import DirectoryLock
-from vlmsafe.training.interrupts import StopRequest
-from vlmsafe.training.run import Run
 
 SMALL = """\
 name: small

@@ -13,13 +13,22 @@ import pytest
 from in_process import InProcess
 
 from vlmsafe.errors import EXIT_FAILED, Interrupted, RunError
-from vlmsafe.studies import execution, keeping, remote_run
-from vlmsafe.studies.execution import JOURNAL, execute
-from vlmsafe.studies.launchers import Handle, Lost
-from vlmsafe.studies.storage import Store, Tree, Unreachable
-from vlmsafe.studies.study_yaml import parse_study
-from vlmsafe.training.files import DirectoryLock, break_lock, is_locked, lock_holder, process_name, read_rows
-from vlmsafe.training.interrupts import StopRequest
+from vlmsafe.io.files import read_rows
+from vlmsafe.io.interrupts import StopRequest
+from vlmsafe.io.locks import (
+    DirectoryLock,
+    break_lock,
+    is_locked,
+    lock_holder,
+    process_name,
+)
+from vlmsafe.studies import execute as execution
+from vlmsafe.studies.execute import JOURNAL, execute
+from vlmsafe.studies.launch.local import Handle, Lost
+from vlmsafe.studies.remote import run_side as remote_run
+from vlmsafe.studies.remote import study_side as keeping
+from vlmsafe.studies.remote.store import Store, Tree, Unreachable
+from vlmsafe.studies.schema import parse_study
 
 STUDY = """\
 name: speeding
@@ -84,7 +93,7 @@ def stranger(tmp_path):
     folder = tmp_path / "runs" / "speeding" / "ppo-lag" / "seed-1"
     folder.mkdir(parents=True)
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom vlmsafe.training.files import DirectoryLock\n"
+        "import sys, time\nfrom pathlib import Path\nfrom vlmsafe.io.files import DirectoryLock\n"
         f"with DirectoryLock(Path({str(folder)!r})):\n    print('held', flush=True)\n    time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -7,9 +7,9 @@ import pytest
 from in_process import InProcess
 
 from vlmsafe.cli import main
-from vlmsafe.studies.execution import execute
+from vlmsafe.studies.execute import execute
 from vlmsafe.studies.progress import next_step
-from vlmsafe.studies.study_yaml import load_study
+from vlmsafe.studies.schema import load_study
 
 
 @pytest.mark.parametrize("name", ["lead-time", "substitutions"])

@@ -15,11 +15,11 @@ from in_process import InProcess
 
 from vlmsafe.cli import main
 from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED
-from vlmsafe.studies.execution import execute
+from vlmsafe.io.locks import is_locked
+from vlmsafe.runs.checkpoint import load_checkpoint, path_of
+from vlmsafe.studies.execute import execute
 from vlmsafe.studies.progress import glance
-from vlmsafe.studies.study_yaml import parse_study
-from vlmsafe.training.checkpoint import load_checkpoint, path_of
-from vlmsafe.training.files import is_locked
+from vlmsafe.studies.schema import parse_study
 
 STUDY = """\
 name: speeding
@@ -33,7 +33,7 @@ arms:
   oracle: {method: vlm-ppo-lag, settings: {signal.scorer: oracle}}
 protocols: [{protocol: held-out, episodes: 4}]
 """
-COMMAND = [sys.executable, "-m", "vlmsafe.cli", "study", "run", "speeding.yaml"]
+COMMAND = [sys.executable, "-m", "vlmsafe", "study", "run", "speeding.yaml"]
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":
@@ -120,7 +120,7 @@ def test_a_study_with_a_run_that_cannot_be_made_exits_with_an_error_and_finishes
     assert "failed: speeding/oracle/seed-1: train: cannot import the scorer 'python:nowhere:Nothing'" in answer.stderr
     assert "1 of 2 runs failed" in answer.stderr
     assert "speeding/ppo-lag/seed-1: evaluate held-out ended" in answer.stdout
-    status = [sys.executable, "-m", "vlmsafe.cli", "study", "status", "runs/speeding"]
+    status = [sys.executable, "-m", "vlmsafe", "study", "status", "runs/speeding"]
     table = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, timeout=60).stdout
     rows = {line.split()[1]: line.split()[2:] for line in table.splitlines() if line.strip().startswith("speeding ")}
     assert rows["ppo-lag"] == ["1/1", "100", "%", "1/1", "-", "done"]

@@ -8,14 +8,14 @@ import pytest
 from frame_scorer import FrameScorer
 
 from vlmsafe import resume, train
-from vlmsafe.config import TrainConfig
-from vlmsafe.config_yaml import read_yaml
-from vlmsafe.envs import ENVS, env_spec
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.yaml import read_yaml
+from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace import trace
+from vlmsafe.evaluation.trace.record import trace
+from vlmsafe.io.interrupts import StopRequest
+from vlmsafe.runs.run import Run
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.training.interrupts import StopRequest
-from vlmsafe.training.run import Run
 from vlmsafe.training.setup import describe
 
 SMALL = {"total_steps": 400, "steps_per_epoch": 400, "learner": {"update_iters": 1}, "quiet": True}
@@ -32,7 +32,7 @@ class Redness(FrameScorer):
 
 BANNERED = """
 import numpy as np
-from vlmsafe.envs.braking import Braking
+from vlmsafe.envs.small.braking import Braking
 
 class Bannered(Braking):
     '''Braking with a red row above its frames where cost indicators are drawn.'''

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from vlmsafe import TrainConfig, resume, train
+from vlmsafe.config.methods import METHODS
 from vlmsafe.errors import InputError, RunError
-from vlmsafe.methods import METHODS
-from vlmsafe.training.checkpoint import load_checkpoint, path_of
-from vlmsafe.training.run import Run
+from vlmsafe.runs.checkpoint import load_checkpoint, path_of
+from vlmsafe.runs.run import Run
 
 SMALL = {"env": "speeding", "total_steps": 1600, "steps_per_epoch": 400, "learner": {"update_iters": 2}, "quiet": True}
 
@@ -159,7 +159,7 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
 
 
 def test_config_of_a_run_starts_an_equal_run(tmp_path):
-    from vlmsafe.methods import config_from_yaml
+    from vlmsafe.config.methods import config_from_yaml
 
     first = train(**SMALL, seed=5, run_dir=str(tmp_path / "first"))
     config = config_from_yaml(first.path / "config.yaml")

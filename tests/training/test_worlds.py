@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vlmsafe import resume, train
-from vlmsafe.envs import ENVS
-from vlmsafe.training.checkpoint import load_checkpoint, path_of
+from vlmsafe.envs.registry import ENVS
+from vlmsafe.runs.checkpoint import load_checkpoint, path_of
 
 SETTINGS = [name for name, spec in ENVS.items() if spec.package is not None]
 

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.algorithms.multipliers import make_multiplier
 from vlmsafe.analysis.tables import Float64, floats, require_columns
-from vlmsafe.config import MultiplierConfig
+from vlmsafe.config.settings import MultiplierConfig
 from vlmsafe.errors import InputError
+from vlmsafe.learners.multipliers import make_multiplier
 
 Rows = Sequence[Mapping[str, Any]]
 

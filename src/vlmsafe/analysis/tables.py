@@ -50,7 +50,7 @@ def scorer_column(scorer: str, name: str) -> str:
     return f"{scorer}_{name}" if scorer else name
 
 
-_TRACE_HINT = "expected the traces of runs (vlmsafe.evaluation.trace), stacked with vlmsafe.analysis.tables.stacked"
+_TRACE_HINT = "expected the traces of runs (vlmsafe trace), stacked with vlmsafe.analysis.tables.stacked"
 
 
 def require_trace(steps: pl.DataFrame, what: str, scorer: str, signals: Iterable[str]) -> None:

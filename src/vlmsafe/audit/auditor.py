@@ -6,23 +6,44 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vlmsafe.audit.check_conclusion import (
+from vlmsafe.audit.checks.conclusion import (
     check_distance,
     check_evaluated_return,
     check_passive,
     check_shaped_return,
 )
-from vlmsafe.audit.check_design import check_arm, check_comparison, check_copies, check_tests
-from vlmsafe.audit.check_evaluation import check_evaluations, check_matched_evaluation
-from vlmsafe.audit.check_robustness import check_baselines, check_few_episodes, check_replications, check_windows
-from vlmsafe.audit.check_runs import check_run
-from vlmsafe.audit.check_signal import check_signal
-from vlmsafe.audit.claims import Claims, Comparison, claims_with_runs, comparisons, load_claims
-from vlmsafe.audit.findings import CODES, Audit, Finding, Unchecked
-from vlmsafe.audit.outcomes import summarise_arm
-from vlmsafe.audit.records import Arm, read_arms
+from vlmsafe.audit.checks.design import (
+    check_arm,
+    check_comparison,
+    check_copies,
+    check_tests,
+)
+from vlmsafe.audit.checks.evaluation import check_evaluations, check_matched_evaluation
+from vlmsafe.audit.checks.robustness import (
+    check_baselines,
+    check_few_episodes,
+    check_replications,
+    check_windows,
+)
+from vlmsafe.audit.checks.runs import check_run
+from vlmsafe.audit.checks.signal import check_signal
+from vlmsafe.audit.findings import (
+    CODES,
+    Audit,
+    Finding,
+    Unchecked,
+)
+from vlmsafe.comparison.claims import (
+    Claims,
+    Comparison,
+    claims_with_runs,
+    comparisons,
+    load_claims,
+)
+from vlmsafe.comparison.outcomes import summarise_arm
 from vlmsafe.errors import InputError
-from vlmsafe.studies.arms import STUDY_FILE, open_arms
+from vlmsafe.runs.arms import STUDY_FILE, open_arms
+from vlmsafe.runs.records import Arm, read_arms
 
 RESAMPLES = 1_000
 CLAIMS = "claims.yaml"

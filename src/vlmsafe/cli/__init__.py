@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from vlmsafe.cli.consoles import err, out
+from vlmsafe.cli.terminal import err, out
 from vlmsafe.errors import EXIT_AT_ONCE, VlmsafeError, unknown_name
 
 VERBS: dict[str, tuple[str, str]] = {

@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.cli.consoles import listing, out, parse
+from vlmsafe.cli.terminal import listing, out, parse
 
 if TYPE_CHECKING:
     from vlmsafe.audit.findings import Audit

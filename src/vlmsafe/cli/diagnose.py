@@ -8,7 +8,7 @@ from typing import Literal
 
 import tyro
 
-from vlmsafe.cli.consoles import err, out, parse
+from vlmsafe.cli.terminal import err, out, parse
 from vlmsafe.errors import InputError
 
 
@@ -44,7 +44,12 @@ class DiagnoseCommand:
 
 def diagnose_verb(argv: list[str]) -> None:
     command = parse(DiagnoseCommand, argv, "diagnose")
-    from vlmsafe.report.diagnoses import Settings, diagnose, to_json, write
+    from vlmsafe.report.diagnoses import (
+        Settings,
+        diagnose,
+        to_json,
+        write,
+    )
     from vlmsafe.report.inputs import sources
     from vlmsafe.report.text import rendered
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from vlmsafe.cli.consoles import out, parse
+from vlmsafe.cli.terminal import out, parse
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class EmbeddedCommand:
 
 def embedded_verb(argv: list[str]) -> None:
     command = parse(EmbeddedCommand, argv, "embedded")
-    from vlmsafe.embedded.build import BuildPlan, build
+    from vlmsafe.distillation.build import BuildPlan, build
 
     build(
         command.directory,

@@ -10,7 +10,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.consoles import err, out, parse
+from vlmsafe.cli.terminal import err, out, parse
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ def evaluate_verb(argv: list[str]) -> None:
     command = parse(EvaluateCommand, argv, "evaluate")
     from rich.progress import Progress
 
-    from vlmsafe.evaluation.episodes import evaluate, summary, table_path
+    from vlmsafe.evaluation.evaluate import evaluate, summary, table_path
     from vlmsafe.evaluation.protocols import protocol
-    from vlmsafe.training.run import Run
+    from vlmsafe.runs.run import Run
 
     run = Run.open(command.run)
     chosen = protocol(command.protocol)

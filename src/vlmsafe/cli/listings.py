@@ -10,10 +10,16 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.consoles import NoOptions, err, listing, out, parse
-from vlmsafe.envs import ENVS
+from vlmsafe.cli.terminal import (
+    NoOptions,
+    err,
+    listing,
+    out,
+    parse,
+)
+from vlmsafe.config.methods import METHODS, differences
+from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError, RunError
-from vlmsafe.methods import METHODS, differences
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ class RunsCommand:
 
 def runs_verb(argv: list[str]) -> None:
     command = parse(RunsCommand, argv, "runs")
-    from vlmsafe.training.run import find_runs
+    from vlmsafe.runs.run import find_runs
 
     if not command.folder.is_dir():
         raise InputError(

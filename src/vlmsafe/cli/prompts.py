@@ -13,11 +13,16 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.cli.consoles import err, listing, out, parse
+from vlmsafe.cli.terminal import (
+    err,
+    listing,
+    out,
+    parse,
+)
 from vlmsafe.errors import InputError
 
 if TYPE_CHECKING:
-    from vlmsafe.evaluation.prompt_trial import Trial
+    from vlmsafe.evaluation.trace.prompt_trial import Trial
 
 Several = Annotated[tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="NAME ...")]
 
@@ -76,7 +81,7 @@ def prompts_verb(argv: list[str]) -> None:
 
 
 def _list() -> None:
-    from vlmsafe.envs import ENVS
+    from vlmsafe.envs.registry import ENVS
     from vlmsafe.signals.prompts import load_prompts, shipped_prompts
 
     table = listing("prompt set", "positive", "negative", "begins with", "default of")
@@ -107,7 +112,7 @@ def _show(name: str) -> None:
 def _bench(command: PromptsCommand) -> None:
     from rich.progress import Progress
 
-    from vlmsafe.evaluation.prompt_trial import compare, open_traces
+    from vlmsafe.evaluation.trace.prompt_trial import compare, open_traces
 
     if not command.names:
         raise InputError("prompts bench needs a run directory or a trace; vlmsafe trace RUN --frames records one")
@@ -126,7 +131,8 @@ def _bench(command: PromptsCommand) -> None:
         )
     tables = trial.bench.tables()
     if command.out is not None:
-        from vlmsafe.training.files import make_directory, write_atomically
+        from vlmsafe.io.disk import make_directory
+        from vlmsafe.io.files import write_atomically
 
         make_directory(command.out)
         for name, table in tables.items():

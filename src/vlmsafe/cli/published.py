@@ -15,7 +15,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.cli.consoles import err, listing, out, parse
+from vlmsafe.cli.terminal import (
+    err,
+    listing,
+    out,
+    parse,
+)
 from vlmsafe.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,7 +58,12 @@ def published_verb(argv: list[str]) -> None:
 
 
 def _list() -> None:
-    from vlmsafe.studies.published import left_out, misstatements, published, tables
+    from vlmsafe.paper.published import (
+        left_out,
+        misstatements,
+        published,
+        tables,
+    )
 
     listed = listing("table", "in the paper", "rows", "what")
     for entry in tables():
@@ -67,7 +77,7 @@ def _list() -> None:
 
 
 def _show(name: str) -> None:
-    from vlmsafe.studies.published import published, table, windows
+    from vlmsafe.paper.published import published, table, windows
 
     entry, cells = table(name), published(name, printed=True)
     out.print(f"{entry.name} ({entry.label}): {entry.about}", markup=False, soft_wrap=True)
@@ -108,9 +118,10 @@ def _compare(command: PublishedCommand) -> None:
     }
     if command.out is not None and command.out.suffix not in writers:
         raise InputError(f"--out is {command.out}; expected a name that ends in .csv or .json")
-    from vlmsafe.studies.arms import open_arms
-    from vlmsafe.studies.side_by_side import side_by_side
-    from vlmsafe.training.files import make_directory, write_atomically
+    from vlmsafe.io.disk import make_directory
+    from vlmsafe.io.files import write_atomically
+    from vlmsafe.paper.side_by_side import side_by_side
+    from vlmsafe.runs.arms import open_arms
 
     runs, problems = open_arms(command.names)
     for problem in problems:

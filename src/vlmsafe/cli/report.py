@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from vlmsafe.cli.consoles import err, out, parse
+from vlmsafe.cli.terminal import err, out, parse
 from vlmsafe.errors import InputError
 
 if TYPE_CHECKING:
-    from vlmsafe.report.data import StudyInfo
+    from vlmsafe.report.request import StudyInfo
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class ReportCommand:
 
 def report_verb(argv: list[str]) -> None:
     command = parse(ReportCommand, argv, "report")
-    from vlmsafe.report.data import StudyInfo
+    from vlmsafe.report.request import StudyInfo
 
     if not command.paths:
         raise InputError("report: no runs; expected a folder that holds runs, such as runs/, or run directories")
     paths, folder = command.paths, _study_folder(command.paths)
     if folder is not None:
         from vlmsafe.cli.study import study_info
-        from vlmsafe.studies.study_yaml import load_study
+        from vlmsafe.studies.schema import load_study
 
         paths, info = (folder,), study_info(load_study(str(folder)), folder)
     else:
@@ -72,7 +72,7 @@ def write_and_say(paths: Sequence[Path], page: Path, info: StudyInfo, *, files: 
 
 def _study_folder(paths: Sequence[Path]) -> Path | None:
     """The folder of a study, given as it is or by the study's name: its report has the study's question and tables."""
-    from vlmsafe.studies.arms import STUDY_FILE
+    from vlmsafe.runs.arms import STUDY_FILE
 
     if len(paths) != 1:
         return None

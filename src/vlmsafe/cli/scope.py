@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from vlmsafe.cli.consoles import err, out, parse
+from vlmsafe.cli.terminal import err, out, parse
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmsafe.cli.consoles import err, parse
+from vlmsafe.cli.terminal import err, parse
 from vlmsafe.errors import InputError
 
 

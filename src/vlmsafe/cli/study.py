@@ -14,16 +14,27 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.consoles import NoOptions, err, listing, out, parse
-from vlmsafe.cli.study_tables import REDRAW, Screen, runs_table, status_table
+from vlmsafe.cli.study_tables import (
+    REDRAW,
+    Screen,
+    runs_table,
+    status_table,
+)
+from vlmsafe.cli.terminal import (
+    NoOptions,
+    err,
+    listing,
+    out,
+    parse,
+)
 from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
 
 if TYPE_CHECKING:
-    from vlmsafe.report.data import StudyInfo
-    from vlmsafe.studies.execution import Event
-    from vlmsafe.studies.launchers import Launcher
-    from vlmsafe.studies.shared_scorer import SharedScorer
-    from vlmsafe.studies.storage import Store
+    from vlmsafe.report.request import StudyInfo
+    from vlmsafe.studies.execute import Event
+    from vlmsafe.studies.launch.local import Launcher
+    from vlmsafe.studies.remote.store import Store
+    from vlmsafe.studies.scorer.shared import SharedScorer
     from vlmsafe.studies.study import RunSpec, Study
 
 
@@ -47,8 +58,8 @@ class Chosen:
 
     def load(self) -> tuple[Study, Path]:
         """The study, and where its runs are; of one at a URL, the local copy, as it is."""
-        from vlmsafe.studies.arms import STUDY_FILE
-        from vlmsafe.studies.study_yaml import load_study
+        from vlmsafe.runs.arms import STUDY_FILE
+        from vlmsafe.studies.schema import load_study
 
         study = load_study(self.study)
         if self.scale != 1.0 or self.scorer is not None:
@@ -59,8 +70,9 @@ class Chosen:
 
     def bring(self, study: Study, folder: Path) -> None:
         """Bring the local copy of a study at a URL up to date, unless somebody works in it, who does so."""
-        from vlmsafe.studies.keeping import fetch
-        from vlmsafe.training.files import DirectoryLock, is_locked, make_directory
+        from vlmsafe.io.disk import make_directory
+        from vlmsafe.io.locks import DirectoryLock, is_locked
+        from vlmsafe.studies.remote.study_side import fetch
 
         store = self.store()
         if store is not None and not is_locked(folder) and store.has_study():
@@ -69,7 +81,7 @@ class Chosen:
 
     def store(self) -> Store | None:
         """Where the study is kept, if that is a URL."""
-        from vlmsafe.studies.storage import Store, is_url, known_scheme
+        from vlmsafe.studies.remote.store import Store, is_url, known_scheme
 
         if not self.dir:
             return None
@@ -177,7 +189,7 @@ def study_verb(argv: list[str]) -> None:
 
 
 def _list(command: NoOptions) -> None:
-    from vlmsafe.studies.study_yaml import load_study, shipped_studies
+    from vlmsafe.studies.schema import load_study, shipped_studies
 
     table = listing("study", "question", "runs", "steps", "makes")
     for name in shipped_studies():
@@ -189,7 +201,7 @@ def _list(command: NoOptions) -> None:
 
 
 def _show(command: ShowCommand) -> None:
-    from vlmsafe.config_yaml import to_yaml
+    from vlmsafe.config.yaml import to_yaml
 
     study, folder = command.load()
     specs = study.expand(folder)
@@ -207,8 +219,8 @@ def _show(command: ShowCommand) -> None:
 
 
 def _plan(command: PlanCommand) -> None:
-    from vlmsafe.studies.launchers import LocalLauncher
-    from vlmsafe.studies.plan import plan
+    from vlmsafe.studies.cost.plan import plan
+    from vlmsafe.studies.launch.local import LocalLauncher
 
     if bool(command.study) == command.all:
         raise InputError("name a study, or say --all for the GPU-hours of all the paper's runs")
@@ -234,8 +246,8 @@ def _plan(command: PlanCommand) -> None:
 
 
 def _plan_gpus() -> None:
-    from vlmsafe.studies.gpu_plan import gpu_plan, notes
-    from vlmsafe.studies.study_yaml import load_study, shipped_studies
+    from vlmsafe.studies.cost.gpu import gpu_plan, notes
+    from vlmsafe.studies.schema import load_study, shipped_studies
 
     studies = [study for study in map(load_study, shipped_studies()) if study.paper]
     rows = gpu_plan(sorted(studies, key=lambda study: -len(study.paper)))  # the main ones first
@@ -264,9 +276,9 @@ def _of(part: int, whole: int) -> str:
 
 
 def _run(command: RunCommand) -> None:
-    from vlmsafe.studies.execution import execute
-    from vlmsafe.studies.plan import Speeds
-    from vlmsafe.training.interrupts import stop_on_signals
+    from vlmsafe.io.interrupts import stop_on_signals
+    from vlmsafe.studies.cost.plan import Speeds
+    from vlmsafe.studies.execute import execute
 
     study, folder = command.load()
     specs = study.expand(folder)
@@ -316,15 +328,15 @@ def _run(command: RunCommand) -> None:
 def _launcher(command: RunCommand) -> tuple[Launcher, Callable[[RunSpec], float]]:
     """Where the commands run, and what share of a GPU each gets."""
     if command.launcher == "local":
-        from vlmsafe.studies.launchers import LocalLauncher
+        from vlmsafe.studies.launch.local import LocalLauncher
 
         for name in ("address", "gpus"):
             if getattr(command, name) is not None:
                 raise InputError(f"--{name} is for --launcher ray; on this machine a run takes the GPU it finds")
         memory = None if command.memory is None else int(command.memory * 2**30)
         return LocalLauncher(cores=command.cores, memory=memory, jobs=command.jobs), lambda spec: 0.0
-    from vlmsafe.studies.plan import gpu_share
-    from vlmsafe.studies.ray_launcher import RayLauncher
+    from vlmsafe.studies.cost.plan import gpu_share
+    from vlmsafe.studies.launch.ray import RayLauncher
 
     if command.memory is not None:
         raise InputError("--memory is for --launcher local; the nodes of a Ray cluster know their own")
@@ -348,12 +360,12 @@ def _shared_scorer(command: RunCommand, study: Study, folder: Path, launcher: La
     """The scoring service of a study, if it is to have one."""
     if not command.share_scorer:
         return None
-    from vlmsafe.studies.ray_launcher import RayLauncher
-    from vlmsafe.studies.shared_scorer import LocalScorer, service_name
+    from vlmsafe.studies.launch.ray import RayLauncher
+    from vlmsafe.studies.scorer.shared import LocalScorer, service_name
 
     if not isinstance(launcher, RayLauncher):
         return LocalScorer(study.title, folder / "logs" / "scorer.log")
-    from vlmsafe.studies.ray_service import RayService
+    from vlmsafe.studies.scorer.ray import RayService
 
     return RayService(service_name(study.title), anywhere=not launcher.alone)
 
@@ -391,8 +403,8 @@ def _report(command: ReportCommand) -> None:
 
 def study_info(study: Study, folder: Path, command: str = "") -> StudyInfo:
     """What a report says of a study, whose runs are in a folder and made by a command."""
-    from vlmsafe.config_yaml import to_yaml
-    from vlmsafe.report.data import StudyInfo
+    from vlmsafe.config.yaml import to_yaml
+    from vlmsafe.report.request import StudyInfo
     from vlmsafe.studies.progress import other_settings
 
     specs = study.expand(folder)

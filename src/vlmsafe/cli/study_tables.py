@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.cli.consoles import out
+from vlmsafe.cli.terminal import out
 
 if TYPE_CHECKING:
     from vlmsafe.studies.progress import CellState
@@ -44,7 +44,7 @@ class Screen:
 
 
 def status_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: bool = False) -> Table:
-    from vlmsafe.studies.execution import failures, under_way
+    from vlmsafe.studies.execute import failures, under_way
     from vlmsafe.studies.progress import cell_states
 
     names = {spec.name for spec in specs}
@@ -73,7 +73,7 @@ def status_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere
 
 def runs_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: bool = False) -> Table:
     """Every run of a study on a line of its own."""
-    from vlmsafe.studies.execution import failures, last_rows, under_way
+    from vlmsafe.studies.execute import failures, last_rows, under_way
     from vlmsafe.studies.progress import glance
 
     failed, running, last = failures(folder), under_way(folder, elsewhere), last_rows(folder)

@@ -10,8 +10,8 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.consoles import err, out, parse
 from vlmsafe.cli.evaluate import note
+from vlmsafe.cli.terminal import err, out, parse
 from vlmsafe.errors import InputError
 
 
@@ -63,9 +63,9 @@ def trace_verb(argv: list[str]) -> None:
     from rich.progress import Progress
 
     from vlmsafe.evaluation.protocols import protocol
-    from vlmsafe.evaluation.trace import trace
-    from vlmsafe.evaluation.trace_files import frames_path, trace_path, trace_summary
-    from vlmsafe.training.run import Run
+    from vlmsafe.evaluation.trace.files import frames_path, trace_path, trace_summary
+    from vlmsafe.evaluation.trace.record import trace
+    from vlmsafe.runs.run import Run
 
     run = Run.open(command.run)
     chosen = protocol(command.protocol)

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import tyro
 
-from vlmsafe.cli.consoles import out, parse
-from vlmsafe.config import PLACE, TrainConfig
+from vlmsafe.cli.terminal import out, parse
+from vlmsafe.config.methods import config_from_yaml, method_defaults
+from vlmsafe.config.settings import PLACE, TrainConfig
 from vlmsafe.errors import InputError
-from vlmsafe.methods import config_from_yaml, method_defaults
 
 _PLACE = [f"--{name}".replace("_", "-") for name in PLACE]
 
@@ -59,7 +59,7 @@ def train_verb(argv: list[str]) -> None:
     from vlmsafe.training.trainer import resume, train
 
     if command.resume is not None:
-        from vlmsafe.training.run import Run
+        from vlmsafe.runs.run import Run
 
         if Run.open(command.resume).status() == "finished":
             out.print(f"{command.resume} is finished; nothing to do")

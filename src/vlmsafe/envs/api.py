@@ -16,7 +16,12 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.errors import EnvironmentFailure, InputError, MissingDependencyError, unknown_name
+from vlmsafe.errors import (
+    EnvironmentFailure,
+    InputError,
+    MissingDependencyError,
+    unknown_name,
+)
 
 Observation = NDArray[np.float32]
 Frame = NDArray[np.uint8]
@@ -86,8 +91,8 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     def facts(self) -> Mapping[str, float]:
         """Privileged measures of the current state by name: what a caption of its frame may speak of.
 
-        `vlmsafe.embedded.facts` lists the names; an environment gives those that mean something in it. Like `hazard`
-        it looks and changes nothing.
+        `vlmsafe.distillation.facts` lists the names; an environment gives those that mean something in it. Like
+        `hazard` it looks and changes nothing.
         """
         return {}
 

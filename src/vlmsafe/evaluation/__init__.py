@@ -1,0 +1,1 @@
+"""Evaluation episodes and traces under named protocols."""

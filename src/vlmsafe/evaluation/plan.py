@@ -16,16 +16,17 @@ from typing import Any, NamedTuple, TypeVar
 import gymnasium
 import numpy as np
 
-from vlmsafe.algorithms.acting import ActionMap, Array, Normaliser, Policy
-from vlmsafe.algorithms.networks import Shape, Stack
 from vlmsafe.envs.api import Env, EnvSpec
-from vlmsafe.envs.stream import Reader, Stream
-from vlmsafe.envs.workers import EnvRecipe, Task, WorkerPool
+from vlmsafe.envs.vector.frames import Reader, Stream
+from vlmsafe.envs.vector.pool import EnvRecipe, Task, WorkerPool
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.protocols import Protocol, protocol
-from vlmsafe.training.checkpoint import Checkpoint
-from vlmsafe.training.collection import begin_episode, step_episode
-from vlmsafe.training.run import Run, package_versions
+from vlmsafe.learners.networks import Shape, Stack
+from vlmsafe.learners.policy import ActionMap, Policy
+from vlmsafe.numerics.normaliser import Array, Normaliser
+from vlmsafe.runs.checkpoint import Checkpoint
+from vlmsafe.runs.run import Run, package_versions
+from vlmsafe.training.collect import begin_episode, step_episode
 
 R = TypeVar("R")
 Row = dict[str, Any]

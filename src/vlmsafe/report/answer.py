@@ -7,12 +7,30 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vlmsafe.analysis.resampling import LEAST, LEVEL, Interval, bootstrap_mean_difference
-from vlmsafe.audit.claims import Claim, Comparison
-from vlmsafe.audit.findings import Audit, Finding, Severity, counted
-from vlmsafe.audit.outcomes import WORDS, Values, Verdict, judge, smallest_p, source_of, values_of
-from vlmsafe.report.material import Material
-from vlmsafe.report.model import minus
+from vlmsafe.analysis.resampling import (
+    LEAST,
+    LEVEL,
+    Interval,
+    bootstrap_mean_difference,
+)
+from vlmsafe.audit.findings import (
+    Audit,
+    Finding,
+    Severity,
+    counted,
+)
+from vlmsafe.comparison.claims import Claim, Comparison
+from vlmsafe.comparison.outcomes import (
+    WORDS,
+    Values,
+    Verdict,
+    judge,
+    smallest_p,
+    source_of,
+    values_of,
+)
+from vlmsafe.report.dataset import Material
+from vlmsafe.report.elements import minus
 
 RATES = ("violation", "catastrophe")
 _TESTS = {

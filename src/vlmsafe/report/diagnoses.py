@@ -14,12 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from vlmsafe.analysis import gate_roc, lead_time, multiplier_replay, returns
+from vlmsafe.analysis import (
+    gate_roc,
+    lead_time,
+    multiplier_replay,
+    returns,
+)
 from vlmsafe.analysis.auc import RESAMPLES
 from vlmsafe.analysis.tables import stacked
 from vlmsafe.errors import InputError
-from vlmsafe.report.inputs import Source, epochs, evaluations, runs_only, scorer_of, traces
-from vlmsafe.training.files import make_directory, write_atomically
+from vlmsafe.io.disk import make_directory
+from vlmsafe.io.files import write_atomically
+from vlmsafe.report.inputs import (
+    Source,
+    epochs,
+    evaluations,
+    runs_only,
+    scorer_of,
+    traces,
+)
 
 if TYPE_CHECKING:  # drawing is asked for less often than tables, and matplotlib takes its time to import
     from matplotlib.figure import Figure
@@ -183,7 +196,7 @@ def draw(diagnosis: Diagnosis) -> tuple[dict[str, Figure], list[str]]:
 
 def write(diagnosis: Diagnosis, folder: Path) -> tuple[list[Path], list[str]]:
     """Every table as CSV and JSON and every figure as PNG and PDF; the paths, and notes on figures left out."""
-    from vlmsafe.report.style import save_figure
+    from vlmsafe.report.render.style import save_figure
 
     make_directory(folder)
     paths = []

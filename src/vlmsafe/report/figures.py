@@ -19,7 +19,17 @@ from matplotlib.ticker import MaxNLocator
 from vlmsafe.analysis.anticipation import CONTROL
 from vlmsafe.analysis.tables import Float64, floats
 from vlmsafe.errors import InputError
-from vlmsafe.report.style import INK, QUIET, SMALL, colours, label, legend_below, markers, panels, short
+from vlmsafe.report.render.style import (
+    INK,
+    QUIET,
+    SMALL,
+    colours,
+    label,
+    legend_below,
+    markers,
+    panels,
+    short,
+)
 
 SIGNAL_NAMES = {
     "kappa": r"$\kappa$",

@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.tables import find_table, protocol_option
-from vlmsafe.studies.arms import open_arms
-from vlmsafe.training.run import Run
+from vlmsafe.runs.arms import open_arms
+from vlmsafe.runs.run import Run
+from vlmsafe.runs.tables import find_table, protocol_option
 
 Tables = dict[str, dict[str, pl.DataFrame]]
 """By arm, then by run, as `vlmsafe.analysis.tables.stacked` takes them."""

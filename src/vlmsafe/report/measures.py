@@ -9,13 +9,19 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
-from vlmsafe.audit.claims import Outcome, Window
-from vlmsafe.audit.outcomes import WORDS, run_outcome, values_of
-from vlmsafe.audit.records import Arm, RunRecord
-from vlmsafe.audit.settings import ABSENT, effective
-from vlmsafe.report.data import Entry
-from vlmsafe.report.material import Material
-from vlmsafe.report.model import Band, Cell, Chart, Column, Panel
+from vlmsafe.comparison.claims import Outcome, Window
+from vlmsafe.comparison.outcomes import WORDS, run_outcome, values_of
+from vlmsafe.comparison.settings import ABSENT, effective
+from vlmsafe.report.dataset import Material
+from vlmsafe.report.elements import (
+    Band,
+    Cell,
+    Chart,
+    Column,
+    Panel,
+)
+from vlmsafe.report.request import Entry
+from vlmsafe.runs.records import Arm, RunRecord
 
 INTERVALS = (
     f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from vlmsafe.audit.findings import listed
-from vlmsafe.config_yaml import to_dict
-from vlmsafe.report.data import Entry
-from vlmsafe.report.material import Material
+from vlmsafe.config.yaml import to_dict
+from vlmsafe.report.dataset import Material
+from vlmsafe.report.request import Entry
 
 _ALL = Entry("settings")
 

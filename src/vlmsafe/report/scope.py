@@ -22,8 +22,9 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.recorded import Onlooker, RecordedTrace, open_trace
-from vlmsafe.training.files import make_directory, write_atomically
+from vlmsafe.evaluation.trace.rescore import Onlooker, RecordedTrace, open_trace
+from vlmsafe.io.disk import make_directory
+from vlmsafe.io.files import write_atomically
 
 EPISODES = 10
 """Shown unless more are asked for: the pictures of an episode are a few hundred kilobytes."""

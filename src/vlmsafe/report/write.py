@@ -8,15 +8,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmsafe.errors import InputError
+from vlmsafe.io.disk import make_directory
+from vlmsafe.io.files import write_atomically
 from vlmsafe.report.answer import results, spoken
-from vlmsafe.report.charts import build_chart
-from vlmsafe.report.data import FIGURES, TABLES, Entry, StudyInfo, read_entries
-from vlmsafe.report.exports import write_chart, write_table
-from vlmsafe.report.html import Part, page
-from vlmsafe.report.material import Material, read_material
-from vlmsafe.report.model import Chart, Missing, Table
-from vlmsafe.report.tables import build_table
-from vlmsafe.training.files import make_directory, write_atomically
+from vlmsafe.report.charts.build import build_chart
+from vlmsafe.report.dataset import Material, read_material
+from vlmsafe.report.elements import Chart, Missing, Table
+from vlmsafe.report.render.exports import write_chart, write_table
+from vlmsafe.report.render.html import Part, page
+from vlmsafe.report.request import (
+    FIGURES,
+    TABLES,
+    Entry,
+    StudyInfo,
+    read_entries,
+)
+from vlmsafe.report.tables.build import build_table
 
 LEAD = ("comparisons", "rates", "summary", "training", "by-environment", "sweep")
 """Tables that stand before the figures, where nobody said which."""

@@ -1,0 +1,1 @@
+"""Vision-language signals: prompts, scorers, rules, gate, shaping."""

@@ -13,17 +13,17 @@ from typing import Any, Literal
 
 import polars as pl
 
-from vlmsafe.config import PLACE
-from vlmsafe.config_yaml import flatten, to_dict
+from vlmsafe.config.settings import PLACE
+from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError, RunError, VlmsafeError
-from vlmsafe.evaluation.episodes import table_path
+from vlmsafe.evaluation.evaluate import table_path
 from vlmsafe.evaluation.protocols import protocol
-from vlmsafe.evaluation.trace_files import frames_path, read_about, trace_path
+from vlmsafe.evaluation.trace.files import frames_path, read_about, trace_path
+from vlmsafe.io.locks import is_locked
+from vlmsafe.runs.run import Run
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers import parse_scorer
 from vlmsafe.studies.study import Look, RunSpec
-from vlmsafe.training.files import is_locked
-from vlmsafe.training.run import Run
 
 Kind = Literal["train", "resume", "evaluate", "trace"]
 _NAMED = 3  # differences that an error names

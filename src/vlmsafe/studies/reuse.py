@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vlmsafe.errors import InputError, RunError
+from vlmsafe.io.disk import disk_errors, make_directory, sync_directory
+from vlmsafe.io.locks import is_locked
+from vlmsafe.runs.run import Run
 from vlmsafe.studies.progress import differences
 from vlmsafe.studies.study import RunSpec, folder_of
-from vlmsafe.training.files import disk_errors, is_locked, make_directory, sync_directory
-from vlmsafe.training.run import Run
 
 _CONFIG, _WAITING = "config.yaml", "config.yaml.copied"
 _LEFT_BEHIND = ("lock", "tensorboard", "evaluations", "traces", "*.partial", "*.partial-*")

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.audit.claims import Claims
-from vlmsafe.config import TrainConfig
+from vlmsafe.comparison.claims import Claims
+from vlmsafe.config.methods import check_method, config_from, method
+from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.protocols import protocol
-from vlmsafe.methods import check_method, config_from, method
 from vlmsafe.signals.scorers import known_rules, parse_scorer
 
 LEAST_SEEDS = 2  # with one, no interval, deviation or test would be computed

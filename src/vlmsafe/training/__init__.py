@@ -1,0 +1,1 @@
+"""The training loop: collect, score, constrain, improve, record."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from vlmsafe.config import TrainConfig
-from vlmsafe.envs import EnvSpec
-from vlmsafe.envs.workers import WorkerPool
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.envs.api import EnvSpec
+from vlmsafe.envs.vector.pool import WorkerPool
 from vlmsafe.errors import InputError
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.rules import Scores
-from vlmsafe.training.collection import CollectTask, RandomPolicy, Share
-from vlmsafe.training.scoring import Scoring
+from vlmsafe.training.collect import CollectTask, RandomPolicy, Share
+from vlmsafe.training.score import Scoring
 
 
 def calibrate(

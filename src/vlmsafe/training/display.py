@@ -18,9 +18,9 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from vlmsafe.config import TrainConfig
+from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import MissingDependencyError
-from vlmsafe.training.run import Run
+from vlmsafe.runs.run import Run
 
 
 class Display(Protocol):

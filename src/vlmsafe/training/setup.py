@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from vlmsafe.config import TrainConfig
-from vlmsafe.envs import EnvSpec
-from vlmsafe.envs.workers import EnvRecipe, WorkerPool
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.envs.api import EnvSpec
+from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import Interrupted
+from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers import Look, Scorer, parse_scorer
 from vlmsafe.signals.service.spec import GivenUp
-from vlmsafe.training.collection import DescribeTask, Dimensions
-from vlmsafe.training.interrupts import StopRequest
-from vlmsafe.training.scoring import load_scorer
+from vlmsafe.training.collect import DescribeTask, Dimensions
+from vlmsafe.training.score import load_scorer
 
 
 @dataclass(frozen=True)

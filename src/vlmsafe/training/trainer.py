@@ -11,30 +11,41 @@ from typing import Any
 
 import numpy as np
 
-from vlmsafe.algorithms.acting import Normaliser
-from vlmsafe.algorithms.advantages import Batch, rollout_gae, standardise
-from vlmsafe.algorithms.first_order import Losses
-from vlmsafe.algorithms.learners import LEARNERS
-from vlmsafe.algorithms.rollout import Rollout
-from vlmsafe.config import TrainConfig
-from vlmsafe.envs.workers import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
-from vlmsafe.errors import InputError, Interrupted, RunError, VlmsafeError
-from vlmsafe.methods import check_method, config_from
+from vlmsafe.config.methods import check_method, config_from
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.envs.vector.pool import (
+    EnvRecipe,
+    WorkerCrash,
+    WorkerError,
+    WorkerPool,
+)
+from vlmsafe.errors import (
+    InputError,
+    Interrupted,
+    RunError,
+    VlmsafeError,
+)
+from vlmsafe.io.disk import make_directory
+from vlmsafe.io.interrupts import StopRequest, stop_on_signals
+from vlmsafe.io.locks import DirectoryLock
+from vlmsafe.learners.advantages import Batch, rollout_gae, standardise
+from vlmsafe.learners.learner import Losses
+from vlmsafe.learners.registry import LEARNERS
+from vlmsafe.learners.rollout import Rollout
+from vlmsafe.numerics.normaliser import Normaliser
+from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
+from vlmsafe.runs.run import Run, package_versions
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.signals.shaping import Shaped
 from vlmsafe.training.calibrate import calibrate
-from vlmsafe.training.checkpoint import Checkpoint, saved_epochs
-from vlmsafe.training.collection import CollectTask, Share
+from vlmsafe.training.collect import CollectTask, Share
+from vlmsafe.training.constraints import Pricing
 from vlmsafe.training.display import Display, check_display, make_display
-from vlmsafe.training.files import DirectoryLock, make_directory
-from vlmsafe.training.interrupts import StopRequest, stop_on_signals
-from vlmsafe.training.pricing import Pricing
-from vlmsafe.training.records import Clock, mean_of, signal_figures
-from vlmsafe.training.run import Run, package_versions
-from vlmsafe.training.scoring import ScorerFailure, Scoring
+from vlmsafe.training.score import ScorerFailure, Scoring
 from vlmsafe.training.setup import Setup, set_up
+from vlmsafe.training.summaries import Clock, mean_of, signal_figures
 
 # Every random choice is drawn from a generator seeded by the run's seed, a purpose and its place in the run. There is
 # no generator state to save: a resumed epoch draws what the uninterrupted one would have drawn.

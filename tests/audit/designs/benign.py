@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
-from vlmsafe.training.run import Run
+from vlmsafe.runs.run import Run
 
 from .clean_design import Variant
 from .editing import HELD_OUT, checkpointed_at, edit_claims, edit_recorded, run_paths, write_settings

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 
-from vlmsafe.config import TrainConfig
-from vlmsafe.config_yaml import to_yaml
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.yaml import to_yaml
 from vlmsafe.signals.gate import Gate
 
 from .run_directory import (

@@ -11,9 +11,9 @@ import polars as pl
 import yaml
 
 from vlmsafe.analysis.statistics import CATASTROPHE
-from vlmsafe.config_yaml import to_yaml
+from vlmsafe.config.yaml import to_yaml
+from vlmsafe.runs.run import Run
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.training.run import Run
 
 from .run_directory import rows_from_episodes, save_state, write_rows
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.training.run import Run
+from vlmsafe.runs.run import Run
 
 from .clean_design import DESIGNS, EPOCHS
 from .editing import HELD_OUT, copy_run, edit_claims, edit_table, judged, retrain, run_paths, set_up_with, with_costs

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from vlmsafe.training.run import Run
+from vlmsafe.runs.run import Run
 
 from .clean_design import EPOCHS
 from .editing import (

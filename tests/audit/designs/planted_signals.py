@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from vlmsafe.runs.run import Run
 from vlmsafe.signals.gate import Gate
-from vlmsafe.training.run import Run
 
 from .editing import Row, edit_trace, retrain, run_paths, set_up_with
 from .planting import FIRST, Plant, add, each_run, planted, set_up

@@ -1,6 +1,6 @@
 """The paper's own design as run directories, from its printed tables, with the problems it reports about itself.
 
-Costs, returns and task metrics are those of `vlmsafe.studies.published`; `published_figures` says what is made up.
+Costs, returns and task metrics are those of `vlmsafe.paper.published`; `published_figures` says what is made up.
 Epochs are flat but for what a printed window demands. Training episodes are written on MetaDrive, where it matters
 which scenarios were visited: the study did not record them, so they are drawn anew.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlmsafe.config_yaml import to_yaml
+from vlmsafe.config.yaml import to_yaml
 
 from .published_claims import CLAIMS
 from .published_driving import write_bullet, write_metadrive

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vlmsafe.config import TrainConfig
-from vlmsafe.studies.published import published
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.paper.published import published
 
 L1, L2 = "formula-one-l1", "formula-one-l2"
 GRID_SEEDS, CALIBRATED_SEEDS = (42, 123, 456), (42, 123, 456, 789, 1024)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.config import TrainConfig
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.paper.published import published
 from vlmsafe.signals.gate import Gate
-from vlmsafe.studies.published import published
 
 from .published_figures import (
     CALIBRATED,

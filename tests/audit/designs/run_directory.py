@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.algorithms.multipliers import Bracket, make_multiplier
 from vlmsafe.analysis.statistics import CATASTROPHE
-from vlmsafe.config import TrainConfig
-from vlmsafe.config_yaml import to_dict, to_yaml
-from vlmsafe.evaluation.episodes import SCHEMA
-from vlmsafe.methods import check_method, config_from
+from vlmsafe.config.methods import check_method, config_from
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.yaml import to_dict, to_yaml
+from vlmsafe.evaluation.evaluate import SCHEMA
+from vlmsafe.learners.multipliers import Bracket, make_multiplier
+from vlmsafe.runs.checkpoint import Checkpoint
+from vlmsafe.runs.run import Run
 from vlmsafe.signals.gate import Gate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
-from vlmsafe.training.checkpoint import Checkpoint
-from vlmsafe.training.run import Run
 
 RECORDED: dict[str, Any] = {
     "started": "2026-01-05T09:00:00+00:00",

@@ -10,12 +10,17 @@ import pytest
 from vlmsafe.analysis.anticipation import CONTROL, passes
 from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.lead_time import lead_time
-from vlmsafe.analysis.multiplier_replay import AGREEMENT, rebuild, replay, summarise
+from vlmsafe.analysis.multiplier_replay import (
+    AGREEMENT,
+    rebuild,
+    replay,
+    summarise,
+)
 from vlmsafe.analysis.returns import cost_correlations, passive_episodes, return_table
 from vlmsafe.analysis.tables import stacked
-from vlmsafe.config_yaml import read_yaml
-from vlmsafe.studies.arms import by_arm, open_arms
-from vlmsafe.studies.published import published
+from vlmsafe.config.yaml import read_yaml
+from vlmsafe.paper.published import published
+from vlmsafe.runs.arms import by_arm, open_arms
 
 from .benign import BENIGN
 from .clean_design import DESIGNS, write_clean_design

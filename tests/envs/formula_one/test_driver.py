@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("mujoco")
-from vlmsafe.algorithms.acting import ActionMap
-from vlmsafe.envs import env_spec
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.learners.policy import ActionMap
 
 
 def driven(name, scenario, until=None):

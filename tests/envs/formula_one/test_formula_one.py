@@ -6,10 +6,11 @@ import pytest
 pytest.importorskip("mujoco")
 import mujoco
 
-from vlmsafe.algorithms.acting import ActionMap
-from vlmsafe.envs import Scenarios, env_spec
+from vlmsafe.envs.api import Scenarios
 from vlmsafe.envs.formula_one.circuit import GOALS, circuit
+from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
+from vlmsafe.learners.policy import ActionMap
 
 STRAIGHT = 1051  # the point of the centre line after which it goes straight on for ten metres
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from test_formula_one import barrier_ahead, drive, make, put
 
-from vlmsafe.envs import env_spec, opengl
+from vlmsafe.envs import opengl
 from vlmsafe.envs.formula_one import painter
+from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import EnvironmentFailure
 
 pytestmark = pytest.mark.skipif(opengl.choose() is None, reason="nothing can draw here")

@@ -102,7 +102,7 @@ def test_similarities_equal_the_references(folders, kind, size):
 def test_similarities_of_rendered_frames_equal_the_references(folders, name):
     if name.startswith("metadrive"):
         pytest.importorskip("metadrive")
-    from vlmsafe.envs import env_spec
+    from vlmsafe.envs.registry import env_spec
 
     env = env_spec(name).make()
     try:

@@ -17,16 +17,16 @@ from small_embedded import WORDS, save_small_embedded, small_embedded
 
 from vlmsafe import resume, train
 from vlmsafe.doctor import examine
-from vlmsafe.envs import ENVS, env_spec
+from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.errors import InputError
-from vlmsafe.gym import SemanticSignals
+from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.signals.gate import Gate, OpenGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.scorers import make_scorer, parse_scorer
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
-from vlmsafe.signals.scorers.embedded.model import Embedding, load
+from vlmsafe.signals.scorers.embedded.network import Embedding, load
 from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
-from vlmsafe.training.checkpoint import path_of
+from vlmsafe.wrapper import SemanticSignals
 
 PROMPTS = PromptSet(["the car drives safely", "a clear road"], ["about to hit", "the car leaves the lane", "danger"])
 STRANGE = PromptSet(["the purple car drives safely"], ["danger, lorries and a purple road"])

@@ -14,9 +14,19 @@ from small_models import PROMPTS, save_small_clip
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import Look, Rule, Scorer, make_scorer
+from vlmsafe.signals.scorers import (
+    Look,
+    Rule,
+    Scorer,
+    make_scorer,
+)
 from vlmsafe.signals.scorers.api import ScorerFailure
-from vlmsafe.signals.service.engine import Engine, ModelSpec, NotShared, ServiceStopped
+from vlmsafe.signals.service.engine import (
+    Engine,
+    ModelSpec,
+    NotShared,
+    ServiceStopped,
+)
 
 ONE = PromptSet(*PROMPTS)
 OTHER = PromptSet(("the car drives safely",), ("danger", "the car leaves the road"))

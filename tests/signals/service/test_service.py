@@ -30,7 +30,12 @@ from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.server import Server
 from vlmsafe.signals.service.sockets import listen
-from vlmsafe.signals.service.spec import Address, GivenUp, ModelSpec, parse_address
+from vlmsafe.signals.service.spec import (
+    Address,
+    GivenUp,
+    ModelSpec,
+    parse_address,
+)
 from vlmsafe.signals.service.wire import (
     F_ADD_SEALS,
     F_SEAL_SHRINK,
@@ -501,9 +506,9 @@ def test_there_is_an_end_to_clients(local):
 
 
 def serve(*arguments: str) -> subprocess.Popen[str]:
-    paths = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[1])]
+    paths = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2] / "support")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "vlmsafe.cli", "serve", *arguments],
+        [sys.executable, "-m", "vlmsafe", "serve", *arguments],
         stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": ":".join(filter(None, paths))},
     )  # fmt: skip
     assert process.stderr is not None

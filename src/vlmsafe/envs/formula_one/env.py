@@ -11,9 +11,21 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import Env, Frame, Observation, Scenarios, no_episode
+from vlmsafe.envs.api import (
+    Env,
+    Frame,
+    Observation,
+    Scenarios,
+    no_episode,
+)
 from vlmsafe.envs.formula_one import barriers, lidar
-from vlmsafe.envs.formula_one.circuit import GOAL_RADIUS, GOALS, HALF_WIDTH, Array, circuit
+from vlmsafe.envs.formula_one.circuit import (
+    GOAL_RADIUS,
+    GOALS,
+    HALF_WIDTH,
+    Array,
+    circuit,
+)
 from vlmsafe.envs.formula_one.driver import Driver, Situation
 from vlmsafe.envs.formula_one.model import (
     BARRIER_RADIUS,

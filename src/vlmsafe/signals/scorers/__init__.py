@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
-from vlmsafe.signals.scorers.api import COSINE_RULES, YES_NO_RULES, Look, Rule, Scorer
+from vlmsafe.signals.scorers.api import (
+    COSINE_RULES,
+    YES_NO_RULES,
+    Look,
+    Rule,
+    Scorer,
+)
 
 if TYPE_CHECKING:  # workers import this package too, and need no YAML
     from vlmsafe.signals.prompts import PromptSet

@@ -45,7 +45,7 @@ class Scorer(abc.ABC):
     calibrated: ClassVar[bool] = False
     """Whether its margins need a gate that was calibrated on them; otherwise the prior-symmetric one serves."""
     frames: int = 1
-    """How many frames of a moment it wants, where it looks at frames, see `vlmsafe.signals.moments`."""
+    """How many frames of a moment it wants, where it looks at frames, see `vlmsafe.signals.frame_stack`."""
     groups: tuple[int, int]
     """How many of the columns belong to positive and to negative prompts."""
     whole: bool = False

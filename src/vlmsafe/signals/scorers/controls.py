@@ -9,7 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
+from vlmsafe.signals.scorers.api import (
+    Inputs,
+    Look,
+    Rule,
+    Scorer,
+    Similarities,
+)
 
 
 class _Control(Scorer):

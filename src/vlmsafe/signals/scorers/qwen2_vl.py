@@ -25,9 +25,22 @@ import torch
 import transformers
 
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Look, Rule, Scorer, Similarities, check_frames
+from vlmsafe.signals.scorers.api import (
+    YES_NO_RULES,
+    Inputs,
+    Look,
+    Rule,
+    Scorer,
+    Similarities,
+    check_frames,
+)
 from vlmsafe.signals.scorers.device import find_device
-from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, revision_of
+from vlmsafe.signals.scorers.hub import (
+    find,
+    in_one_line,
+    quiet,
+    revision_of,
+)
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet

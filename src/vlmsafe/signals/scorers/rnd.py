@@ -24,10 +24,16 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.algorithms.acting import Array, Normaliser
-from vlmsafe.algorithms.adam import Adam
 from vlmsafe.errors import InputError
-from vlmsafe.signals.scorers.api import Inputs, Look, Rule, Scorer, Similarities
+from vlmsafe.numerics.adam import Adam
+from vlmsafe.numerics.normaliser import Array, Normaliser
+from vlmsafe.signals.scorers.api import (
+    Inputs,
+    Look,
+    Rule,
+    Scorer,
+    Similarities,
+)
 
 HIDDEN = (64, 64)
 OUTPUTS = 32

@@ -8,7 +8,6 @@ what the first one saw, and sends again whatever had not been answered: a run no
 from __future__ import annotations
 
 import fcntl
-import importlib
 import mmap
 import os
 import select
@@ -37,7 +36,14 @@ from vlmsafe.signals.scorers.api import (
     Similarities,
     check_frames,
 )
-from vlmsafe.signals.service.spec import Address, GivenUp, ModelSpec, NotShared, ServiceStopped, parse_address
+from vlmsafe.signals.service.spec import (
+    Address,
+    GivenUp,
+    ModelSpec,
+    NotShared,
+    ServiceStopped,
+    parse_address,
+)
 from vlmsafe.signals.service.wire import (
     BLOCK_LIMIT,
     F_ADD_SEALS,
@@ -76,10 +82,9 @@ def connect(
     """
     where = parse_address(address)
     if where.kind == "ray":
-        # A pool of actors belongs to the room of studies, which this one does not know.
-        pools: Any = importlib.import_module("vlmsafe.studies.ray_service")
-        scorer: Scorer = pools.connect(where.place, spec, prompts, wait, give_up)
-        return scorer
+        from vlmsafe.signals.service.ray_pool import PoolScorer  # it subclasses the scorer below
+
+        return PoolScorer(where.place, spec, prompts, wait, give_up)
     return ServiceScorer(where, spec, prompts, wait, give_up=give_up)
 
 

@@ -1,0 +1,1 @@
+"""The checks of the audit, by what they look at."""

@@ -1,0 +1,220 @@
+"""Does the conclusion follow? What a return is made of, what low cost goes along with, and what a verdict hangs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy import stats
+
+from vlmsafe.analysis.returns import cost_correlations, passive_episodes
+from vlmsafe.analysis.tables import floats, stacked
+from vlmsafe.audit.findings import (
+    Finding,
+    Severity,
+    Unchecked,
+    listed,
+)
+from vlmsafe.comparison.claims import Comparison, Outcome
+from vlmsafe.comparison.outcomes import against, values_of
+from vlmsafe.runs.records import Arm
+
+STRONG = 0.8
+"""A correlation of cost with distance from which it counts."""
+CHANCE = 0.005
+"""How probable it may be, over runs or arms, if there is none."""
+PASSIVE_SHARE = 0.2
+"""Share of an arm's episodes that may cost nothing and achieve nothing."""
+PASSIVE_RUN = 0.8
+"""The same of a single run."""
+PASSIVE_BELOW = {"metadrive": 20.0, "formula-one": 1.0}
+"""Environment returns below which an episode is passive, by family: the paper's, and a tenth of a stage's reward."""
+_BONUS_WINDOW = 10
+_DISTANCES = ("path", "distance", "net_progress", "route_completion")
+
+
+def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
+    """A return with the bonus in it says how much bonus there was."""
+    arms = comparison.first, comparison.second
+    if not any(run.has_signal and run.config.signal.reward_weight > 0.0 for arm in arms for run in arm.runs):
+        return
+    claimed = comparison.claim.outcome == "shaped_return"
+    if not claimed and not _reversed(comparison):
+        return
+    means = {name: [_mean(arm, name) for arm in arms] for name in ("shaped_return", "bonus", "env_return")}
+    for place, plain in enumerate(means["env_return"]):
+        if means["shaped_return"][place] is None:  # an arm without a signal logs its environment return
+            means["shaped_return"][place] = plain
+    words = {"shaped_return": "logged return", "bonus": "of it bonus", "env_return": "environment return"}
+    known = {name: [value or 0.0 for value in pair] for name, pair in means.items() if any(v is not None for v in pair)}
+    yield Finding(
+        "shaped-return",
+        comparison.where,
+        (
+            *(("the comparison is claimed on the logged return, which contains the bonus",) if claimed else ()),
+            *(
+                f"{words[name]} {against(pair)}, a difference of {pair[0] - pair[1]:.4g}"
+                for name, pair in known.items()
+            ),
+        ),
+        "compare the environment's return (env_return), best from an evaluation: it has no bonus",
+        {**means, "claimed": claimed},
+    )
+
+
+def check_evaluated_return(arm: Arm) -> Iterator[Finding]:
+    """An evaluation whose return is that of training with the bonus, and not without, was made with the bonus in it."""
+    for protocol in sorted({name for run in arm.runs for name in run.evaluations}):
+        near = []
+        for run in arm.runs:
+            own, bonus = run.over("env_return", _BONUS_WINDOW), run.over("bonus", _BONUS_WINDOW)
+            table = run.evaluations.get(protocol)
+            if own is None or not bonus or table is None or "env_return" not in table.columns:
+                continue
+            returns = floats(table, "env_return")
+            error = float(np.std(returns)) / max(1.0, len(returns)) ** 0.5
+            share = (float(np.mean(returns)) - own) / bonus
+            near.append((run.name, share, error < abs(bonus) / 4))
+        shaped = [(name, share) for name, share, sharp in near if sharp and 0.8 <= share <= 1.2]
+        if len(near) >= 2 and 4 * len(shaped) >= 3 * len(near):
+            yield Finding(
+                "shaped-return",
+                f"{arm.env}: {arm.name}, '{protocol}'",
+                tuple(
+                    f"{name}: evaluated return is training's plus {share:.0%} of its bonus" for name, share in shaped
+                ),
+                "evaluate the environment alone (vlmsafe evaluate does): an evaluation has no bonus",
+                {"bonus_share": dict(shaped)},
+                Severity.WARNING,
+            )
+
+
+def _mean(arm: Arm, name: str, window: int = 1) -> float | None:
+    values = [value for run in arm.runs if (value := run.over(name, window)) is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _reversed(comparison: Comparison) -> bool:
+    """Whether the logged return puts one arm first and the environment's the other, neither by chance alone."""
+    signs = []
+    outcomes: tuple[Outcome, ...] = ("shaped_return", "env_return")
+    for outcome in outcomes:
+        sides = [list(values_of(arm, outcome, "training").values()) for arm in (comparison.first, comparison.second)]
+        if min(map(len, sides)) < 2:
+            return False
+        error = np.sqrt(sum(np.var(side, ddof=1) / len(side) for side in sides))
+        gap = float(np.mean(sides[0]) - np.mean(sides[1]))
+        signs.append(np.sign(gap) if abs(gap) > 2 * error else 0.0)
+    return bool(signs[0] * signs[1] < 0)
+
+
+def _tables(arms: Sequence[Arm], protocol: str) -> pl.DataFrame | None:
+    """The evaluations of the arms in one table, without episodes of an untrained policy."""
+    found: dict[str, dict[str, pl.DataFrame]] = {}
+    for arm in arms:
+        for run in arm.runs:
+            table = run.evaluations.get(protocol)
+            if table is not None and {"cost", "env_return"} <= set(table.columns):
+                if "checkpoint_epoch" in table.columns:
+                    table = table.filter(pl.col("checkpoint_epoch").is_null() | (pl.col("checkpoint_epoch") > 0))
+                table = table.filter(pl.col("cost").is_finite() & pl.col("env_return").is_finite())
+                if len(table):
+                    found.setdefault(arm.name, {})[run.name] = table
+    return stacked(found) if found else None
+
+
+def check_distance(env: str, arms: Sequence[Arm]) -> Iterator[Finding | Unchecked]:
+    """Over the runs of an environment: is cost another word for distance?"""
+    for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
+        episodes = _tables(arms, protocol)
+        if episodes is None:
+            continue
+        columns = [name for name in (*_DISTANCES, "length") if name in episodes.columns]
+        if not set(columns) & set(_DISTANCES):
+            yield Unchecked(("cost-tracks-distance",), f"{env}, '{protocol}'", "its evaluation has no path or progress")
+        if not columns:
+            continue
+        within = episodes.with_columns((pl.col(name) - pl.col(name).mean().over("arm")) for name in ("cost", *columns))
+        tables = [cost_correlations(episodes, columns)]
+        if episodes["arm"].n_unique() > 1:
+            alone = cost_correlations(within, columns).filter(level="episodes")
+            tables.append(alone.with_columns(level=pl.lit("episodes within arms")))
+        strong = [row for row in pl.concat(tables).iter_rows(named=True) if _tracks(row)]
+        if strong:
+            yield Finding(
+                "cost-tracks-distance",
+                f"{env}, '{protocol}'",
+                tuple(
+                    f"over {row['n']} {row['level']}, cost and {row['against'].replace('_', ' ')}: "
+                    f"Pearson {row['pearson']:.3f}, Spearman {row['spearman']:.3f}"
+                    for row in strong
+                ),
+                "hold cost against progress (vlmsafe diagnose returns RUN...): an arm that drives less costs less; "
+                "compare cost per distance, or arms that complete the task",
+                {"correlations": strong},
+            )
+
+
+def _tracks(row: dict[str, Any]) -> bool:
+    """Strong, by value or by rank, and more than few points give by chance."""
+    if row["pearson"] is None:
+        return False
+    r, n = max(row["pearson"], row["spearman"]), row["n"]
+    if row["level"].startswith("episodes"):
+        return n >= 30 and bool(r >= STRONG)
+    if n < 4 or r < STRONG:
+        return False
+    t = r * np.sqrt((n - 2) / max(1e-12, 1 - r * r))
+    return bool(stats.t.sf(t, n - 2) < CHANCE)
+
+
+def passive_threshold(env: str, arms: Sequence[Arm], protocol: str, given: float | None) -> float | None:
+    """The return below which an episode that cost nothing achieved nothing.
+
+    What the user gave, or the environment's own; elsewhere a fifth of the best arm's mean return, where that is
+    positive.
+    """
+    if given is not None:
+        return given
+    own = next((value for family, value in PASSIVE_BELOW.items() if env.startswith(family)), None)
+    if own is not None:
+        return own
+    episodes = _tables(arms, protocol)
+    if episodes is None:
+        return None
+    best: Any = episodes.group_by("arm").agg(pl.col("env_return").mean())["env_return"].max()
+    return best / 5 if best is not None and best > 0 else None
+
+
+def check_passive(env: str, arms: Sequence[Arm], below: float | None) -> Iterator[Finding | Unchecked]:
+    """Arms whose low cost comes from episodes in which nothing happened."""
+    for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
+        episodes, threshold = _tables(arms, protocol), passive_threshold(env, arms, protocol, below)
+        if episodes is None:
+            continue
+        if threshold is None:
+            yield Unchecked(
+                ("passive-policy",), f"{env}, '{protocol}'", "no return is known to be too low; pass --passive-below"
+            )
+            continue
+        table = passive_episodes(episodes, threshold)
+        rates = {row["arm"]: row["rate"] for row in table.iter_rows(named=True) if row["run"] is None}
+        for arm, rate in rates.items():
+            seeds = [row for row in table.iter_rows(named=True) if row["arm"] == arm and row["run"] is not None]
+            if rate < PASSIVE_SHARE and all(row["rate"] < PASSIVE_RUN for row in seeds):
+                continue
+            worst = [f"{row['run']} ({row['rate']:.0%})" for row in sorted(seeds, key=lambda row: -row["rate"])[:3]]
+            others = [f"{other} {other_rate:.1%}" for other, other_rate in rates.items() if other != arm]
+            yield Finding(
+                "passive-policy",
+                f"{env}: {arm}, '{protocol}'",
+                (
+                    f"{rate:.1%} of its episodes cost nothing and return less than {threshold:g}"
+                    + (f"; elsewhere: {listed(others)}" if others else ""),
+                    f"most in {listed(worst)}",
+                ),
+                "report cost beside progress; an arm that stands still is not safer",
+                {"threshold": threshold, "rates": rates},
+            )

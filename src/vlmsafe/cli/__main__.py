@@ -1,5 +1,0 @@
-"""python -m vlmsafe.cli: the vlmsafe command where only the package is installed."""
-
-from vlmsafe.cli import main
-
-main()

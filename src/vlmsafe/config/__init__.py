@@ -1,0 +1,1 @@
+"""Settings, methods and configuration files."""

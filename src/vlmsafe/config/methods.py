@@ -1,0 +1,263 @@
+"""The methods by name: every arm of the study, as one readable table.
+
+A method is a composition of five choices: the learner, the signal and its scoring rule, the gate, the term in the
+multiplier, and the run settings that tell published arms apart (passes, lambda_0, how often a frame is scored). Two
+methods that are compared should differ in exactly what the comparison names; `differences` says what they differ in.
+
+Where the paper's arm has CLIP, the default scorer is `embedded`, which needs no download. `--scorer clip` gives the
+paper's arm, its gate included: 'auto' is prior-symmetric with CLIP and calibrated with `embedded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlmsafe.config.settings import (
+    PLACE,
+    LearnerConfig,
+    MultiplierConfig,
+    SignalConfig,
+    TrainConfig,
+)
+from vlmsafe.config.yaml import (
+    flatten,
+    from_dict,
+    read_yaml,
+    to_dict,
+)
+from vlmsafe.errors import InputError, unknown_name
+
+
+@dataclass(frozen=True)
+class Method:
+    """One arm."""
+
+    name: str
+    paper: str
+    """What the paper calls it."""
+    summary: str
+    learner: LearnerConfig
+    multiplier: MultiplierConfig
+    signal: SignalConfig = SignalConfig()  # noqa: RUF009 - frozen
+
+    def composition(self) -> str:
+        """Its five choices in words."""
+        multiplier, signal = self.multiplier, self.signal
+        parts = [f"{self.learner.algorithm}, {self.learner.update_iters} passes"]
+        if multiplier.kind != "none":
+            term = f", eta_2 {multiplier.signal_weight:g}" if multiplier.signal_weight else ""
+            parts.append(f"{multiplier.kind} from {multiplier.initial:g}{term}")
+        if signal.scorer != "none":
+            gate = "" if signal.gate == "off" else f", {signal.gate} gate"
+            parts.append(f"{signal.scorer} {signal.rule}, every {signal.every}{gate}")
+        return "; ".join(parts)
+
+
+_NO_MULTIPLIER = MultiplierConfig(kind="none")
+_MATCHED = MultiplierConfig(kind="adam", initial=0.001)
+_ETA_2 = replace(_MATCHED, signal_weight=0.01, signal_reference=0.5)
+_BOUNDED = MultiplierConfig(kind="adam", initial=0.0, upper_bound=2.0)
+
+_PPO = LearnerConfig(algorithm="ppo", update_iters=10)
+_PPO_LAG = LearnerConfig(algorithm="ppo-lag", update_iters=40)
+_CPO = LearnerConfig(
+    algorithm="cpo",
+    update_iters=10,
+    batch_size=128,
+    target_kl=0.01,
+    kl_early_stop=False,
+    critic_lr=1e-3,
+)
+
+_DECOUPLED = SignalConfig(scorer="embedded", rule="decoupled", reward_weight=0.1)
+_COUPLED = replace(_DECOUPLED, rule="coupled")
+_CLG = replace(_DECOUPLED, rule="clg")
+_CONF = replace(_DECOUPLED, gate="auto")
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        # Without signals.
+        Method("ppo", "PPO", "no constraint: cost is recorded and ignored", _PPO, _NO_MULTIPLIER),
+        Method("cpo", "CPO", "trust region and linearised constraint", _CPO, _NO_MULTIPLIER),
+        Method(
+            "cpo-control",
+            "CPO (two-seed control)",
+            "the VLM-free control beside the calibrated runs; the same settings, other seeds",
+            _CPO,
+            _NO_MULTIPLIER,
+        ),
+        Method("ppo-lag", "PPOLag (matched)", "differs from VLMPPOLag in the signal only", _PPO_LAG, _MATCHED),
+        Method(
+            "ppo-lag-unmatched",
+            "PPOLag (unmatched)",
+            "FormulaOne's baseline: fewer passes and another lambda_0 than the signal methods",
+            replace(_PPO_LAG, update_iters=10),
+            replace(_MATCHED, initial=0.0),
+        ),
+        Method(
+            "cppo-pid",
+            "CPPOPID",
+            "PPO-Lagrangian with a PID controller for the multiplier",
+            replace(_PPO_LAG, algorithm="cppo-pid"),
+            MultiplierConfig(kind="pid", initial=0.001),
+        ),
+        Method(
+            "focops",
+            "FOCOPS",
+            "first-order steps within a trust region per sample",
+            LearnerConfig(algorithm="focops", update_iters=10),
+            _BOUNDED,
+        ),
+        Method(
+            "cup",
+            "CUP",
+            "improvement, then projection towards the constraint",
+            LearnerConfig(algorithm="cup", update_iters=10, target_kl=0.01),
+            _BOUNDED,
+        ),
+        Method(
+            "p3o", "P3O", "PPO with an exact penalty", LearnerConfig(algorithm="p3o", update_iters=10), _NO_MULTIPLIER
+        ),
+        # Semantic reward, no signal in the multiplier.
+        Method(
+            "ppo-clg", "PPO-CLG", "PPO with the contrasting language goal as bonus",
+            replace(_PPO, update_iters=40), _NO_MULTIPLIER, _CLG,
+        ),
+        Method("cpo-clg", "CPO-CLG", "CPO with the contrasting language goal as bonus", _CPO, _NO_MULTIPLIER, _CLG),
+        Method("cpo-coupled", "CPO-Coupled", "CPO, joint softmax over all prompts", _CPO, _NO_MULTIPLIER, _COUPLED),
+        Method("cpo-decoupled", "CPO-Decoupled", "CPO, separate prompt groups", _CPO, _NO_MULTIPLIER, _DECOUPLED),
+        Method("cpo-decoupled-conf", "CPO-Decoupled+Conf", "the same with the gate", _CPO, _NO_MULTIPLIER, _CONF),
+        Method("ppo-lag-decoupled", "PPOLag-Decoupled", "bonus only, every frame", _PPO_LAG, _MATCHED, _DECOUPLED),
+        # The proposed method and its parts.
+        Method("vlm-ppo-lag", "VLMPPOLag", "bonus and multiplier term, no gate", _PPO_LAG, _ETA_2, _DECOUPLED),
+        Method(
+            "vlm-ppo-lag-eta0", "VLMPPOLag (eta_2 = 0)", "bonus only, every fourth frame",
+            _PPO_LAG, _MATCHED, replace(_DECOUPLED, every=4),
+        ),
+        Method(
+            "vlm-ppo-lag-conf", "VLMPPOLag+Conf (prior-symmetric)",
+            "the full method; every frame as on FormulaOne (--signal.every 4 as on MetaDrive and Bullet)",
+            _PPO_LAG, _ETA_2, _CONF,
+        ),
+        Method(
+            "vlm-ppo-lag-conf-calibrated", "VLMPPOLag+Conf (calibrated)",
+            "the full method with the calibrated gate, every fourth frame",
+            _PPO_LAG, _ETA_2, replace(_CONF, gate="calibrated", every=4),
+        ),
+        # Substitutions of the signal.
+        Method(
+            "ppo-lag-rnd", "PPOLag-RND", "novelty in the multiplier, no bonus, no gate",
+            _PPO_LAG, _ETA_2, SignalConfig(scorer="rnd", rule="novelty"),
+        ),
+        Method(
+            "qwen2-vl-conf", "Qwen2-VL+Conf", "Qwen2-VL's yes/no probabilities with their own gate, every eighth frame",
+            _PPO_LAG, _ETA_2,
+            SignalConfig(
+                scorer="qwen2-vl", rule="yes-no", gate="probability", every=8, reward_weight=0.1,
+                precision="bfloat16", batch=16,
+            ),
+        ),
+    )
+}  # fmt: skip
+
+
+def method(name: str) -> Method:
+    """The method of that name."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    return METHODS[name]
+
+
+def method_defaults(name: str, base: TrainConfig | None = None) -> TrainConfig:
+    """A run configuration with the settings of a method in place."""
+    chosen = method(name)
+    return replace(
+        base or TrainConfig(),
+        method=name,
+        learner=chosen.learner,
+        multiplier=chosen.multiplier,
+        signal=chosen.signal,
+    )
+
+
+def config_from(settings: Mapping[str, Any], source: str = "settings", method_name: str | None = None) -> TrainConfig:
+    """A run configuration from plain values: the method's defaults first, then the values themselves.
+
+    `method_name` names the method where the values do not; where both do, they must agree, because a file of
+    settings carries those of its method.
+    """
+    name = settings.get("method", method_name or TrainConfig.method)
+    if not isinstance(name, str):
+        raise InputError(f"{source}: method must be a name, got {type(name).__name__}")
+    if method_name not in (None, name):
+        raise InputError(f"{source} holds settings of the method '{name}', not of '{method_name}'; drop one of the two")
+    return from_dict({**settings, "method": name}, method_defaults(name), source)
+
+
+def config_from_yaml(path: Path, method_name: str | None = None) -> TrainConfig:
+    """A run configuration from a YAML file, such as a run's own config.yaml."""
+    settings = read_yaml(path)
+    # A run's own config.yaml also records where it ran; neither its surroundings nor its place are settings.
+    if settings.pop("recorded", None) is not None:
+        settings.pop("run_dir", None)
+    return config_from(settings, str(path), method_name)
+
+
+def check_method(config: TrainConfig) -> None:
+    """Refuse a run whose name says one method and whose parts are another, or whose parts do not fit together."""
+    chosen = method(config.method)
+    parts = (
+        ("learner.algorithm", config.learner.algorithm, chosen.learner.algorithm),
+        ("multiplier.kind", config.multiplier.kind, chosen.multiplier.kind),
+        ("signal.rule", config.signal.rule, chosen.signal.rule),
+    )
+    # The published FOCOPS and CUP move their multiplier by plain gradient steps: the one change of kind that fits.
+    published = config.learner.variant == "published" and config.multiplier.kind == "gradient"
+    for name, given, expected in parts:
+        if given != expected and not (name == "multiplier.kind" and published and expected == "adam"):
+            raise InputError(
+                f"{name} is '{given}', but the method '{config.method}' has '{expected}'; "
+                "choose another --method instead"
+            )
+    _check_signal(config, chosen)
+
+
+def _check_signal(config: TrainConfig, chosen: Method) -> None:
+    """A method with a signal takes any scorer in place of its own; one without takes none."""
+    signal, learner = config.signal, config.learner.algorithm
+    if chosen.signal.scorer == "none":
+        plain, given = flatten(to_dict(SignalConfig())), flatten(to_dict(signal))
+        used = [f"signal.{name}" for name in given if given[name] != plain[name] and f"signal.{name}" not in PLACE]
+        used += ["multiplier.signal_weight"] if config.multiplier.signal_weight > 0.0 else []
+        if used:
+            with_signal = ", ".join(name for name, m in METHODS.items() if m.signal.scorer != "none")
+            raise InputError(
+                f"{used[0]} is set, but the method '{config.method}' has no signal; choose one of {with_signal}"
+            )
+        return
+    if signal.scorer == "none":
+        raise InputError(f"signal.scorer is 'none', but the method '{config.method}' has a signal; choose a scorer")
+    if signal.cost_weight > 0.0 and learner == "ppo":
+        raise InputError("vlm_cost_weight adds to what the cost critic sees, and PPO has none; choose another --method")
+    if signal.rule == "novelty" and signal.reward_weight > 0.0:
+        raise InputError("signal.reward_weight is set, but novelty has no positive score for a bonus; drop it")
+    if config.multiplier.signal_weight > 0.0 and config.multiplier.kind == "none":
+        raise InputError(
+            f"multiplier.signal_weight is set, but the method '{config.method}' has no multiplier; drop it, or choose "
+            "another --method"
+        )
+    if signal.multiplier.kind != "none" and config.multiplier.kind == "none":
+        raise InputError(
+            f"signal.multiplier is '{signal.multiplier.kind}', but the method '{config.method}' has no multiplier "
+            "beside which the signal could have its own; choose another --method"
+        )
+
+
+def differences(one: str, other: str) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two methods differ, by their dotted names."""
+    a, b = (flatten(to_dict(method_defaults(name))) for name in (one, other))
+    return {key: (a[key], b[key]) for key in a if key != "method" and a[key] != b[key]}

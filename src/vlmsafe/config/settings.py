@@ -1,0 +1,413 @@
+"""Every setting of a training run, as frozen dataclasses; the sentence under a field is its help text.
+
+The defaults here are those of the paper's hyper-parameter table for PPO-Lagrangian. A method (`vlmsafe.config.methods`)
+replaces what differs for it; a YAML file and then the command line replace what the user wants otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from vlmsafe.envs.api import EnvSpec
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.errors import InputError
+from vlmsafe.signals.prompts import shipped_prompts
+from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.service.spec import parse_address
+
+PLACE = frozenset({"signal.service", "signal.service_wait"})
+"""Where a run's scorer is, not what it is: a run may be resumed with others, and equal runs may differ in them."""
+
+Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo"]
+
+
+@dataclass(frozen=True)
+class LearnerConfig:
+    """How the policy and its critics are trained."""
+
+    algorithm: Algorithm = "ppo-lag"
+    """Which learner updates the policy; the method decides."""
+    variant: Literal["engine", "published"] = "engine"
+    """Which form to follow where the engine of the study departs from the published algorithm (docs/methods.md)."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer of the policy and of each critic."""
+    initial_std: float = 1.0
+    """Standard deviation of a new policy's actions, which lie between -1 and 1."""
+    update_iters: int = 40
+    """Passes over an epoch's samples, at most."""
+    batch_size: int = 64
+    """Samples per minibatch; the last, smaller one of a pass is used too."""
+    target_kl: float = 0.02
+    """Divergence from the policy that collected the samples beyond which no further pass is made."""
+    kl_early_stop: bool = True
+    """Whether passes stop once the target divergence is exceeded."""
+    actor_lr: float = 3e-4
+    """Adam's learning rate for the policy."""
+    critic_lr: float = 3e-4
+    """Adam's learning rate for the critics."""
+    lr_decay: bool = True
+    """Whether the policy's learning rate falls linearly to zero over the run; the critics' stays."""
+    clip_ratio: float = 0.2
+    """PPO's clip range for the probability ratio."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus, the mean over actions, in the policy loss."""
+    max_grad_norm: float = 40.0
+    """Gradient norm to which each network's gradient is clipped."""
+    critic_penalty: float = 0.001
+    """Weight of the sum of squared critic parameters in the critic loss."""
+    gamma: float = 0.99
+    """Discount of rewards and of costs."""
+    gae_lambda: float = 0.95
+    """Trade-off of generalised advantage estimation for rewards."""
+    cost_gae_lambda: float = 0.95
+    """Trade-off of generalised advantage estimation for costs."""
+    standardise_cost_advantage: bool = False
+    """Whether cost advantages are divided by their deviation; they are centred in any case."""
+    focops_eta: float = 0.02
+    """FOCOPS: divergence beyond which a sample counts as out of the trust region."""
+    focops_temperature: float = 1.5
+    """FOCOPS: weight of the divergence against the advantage."""
+    p3o_penalty: float = 20.0
+    """P3O: weight of the exact penalty on the cost surrogate, kappa."""
+    cg_iters: int = 15
+    """CPO: iterations of conjugate gradients."""
+    cg_damping: float = 0.1
+    """CPO: multiple of the identity added to the Fisher matrix."""
+    line_search_steps: int = 20
+    """CPO: how often a step is shortened before it is given up."""
+    line_search_decay: float = 0.8
+    """CPO: factor by which a step is shortened."""
+
+
+@dataclass(frozen=True)
+class MultiplierConfig:
+    """How the Lagrange multiplier follows the episode cost (Eq. 7)."""
+
+    kind: Literal["none", "adam", "gradient", "pid"] = "adam"
+    """Rule that moves the multiplier; the method decides."""
+    initial: float = 0.001
+    """Multiplier before the first epoch, lambda_0; for pid, the start of its integral."""
+    learning_rate: float = 0.035
+    """Adam's learning rate for the multiplier, eta_1."""
+    upper_bound: float | None = None
+    """Largest value the multiplier may take; unbounded by default."""
+    signal_weight: float = 0.0
+    """Weight of the signal term beside the cost gap, eta_2."""
+    signal_reference: float = 0.5
+    """Level of the mean negative score at which the signal term vanishes, tau."""
+    pid_kp: float = 0.1
+    """pid: gain of the smoothed gap."""
+    pid_ki: float = 0.01
+    """pid: gain of the summed gap."""
+    pid_kd: float = 0.01
+    """pid: gain of the rise of the smoothed cost."""
+    pid_delay: int = 10
+    """pid: epochs over which the rise is taken."""
+    pid_smoothing: float = 0.95
+    """pid: weight of the past in the smoothed gap and cost."""
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """The buffer of a random policy's frames from which a gate and a reference level are read, before training."""
+
+    frames: int | None = None
+    """Scored frames in the buffer; by default 500, and 5,000 for a large CLIP."""
+    episodes: int = 5
+    """Episodes over which they are spread, at least; 1 is one stream, cut only where an episode ends."""
+    target: float = 0.5
+    """Gate value one interquartile range from the median margin, kappa*."""
+
+
+@dataclass(frozen=True)
+class SignalMultiplierConfig:
+    """A multiplier for the signal alone: the mean excess of the negative score as a constraint with its own critic."""
+
+    kind: Literal["none", "adam", "gradient"] = "none"
+    """Rule that moves it; 'none' leaves the signal to the other routes."""
+    budget: float | None = None
+    """Mean excess per step that is allowed; by default that of the calibration buffer."""
+    initial: float = 0.0
+    """Its value before the first epoch."""
+    learning_rate: float = 0.035
+    """Its learning rate."""
+    upper_bound: float = 2.0
+    """Its largest value: a score that cannot fall below its reference would raise it without end."""
+
+
+@dataclass(frozen=True)
+class SignalConfig:
+    """The vision-language signal of a method: what scores frames and how the scores are used."""
+
+    scorer: Annotated[str, tyro.conf.arg(aliases=("--scorer",))] = "none"
+    """What scores: embedded, clip[:<model>], qwen2-vl[:<model>], rnd, constant:<value>, noise, oracle, python:..."""
+    prompts: Annotated[str | None, tyro.conf.arg(aliases=("--prompts",))] = None
+    """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
+    rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
+    """How similarities become a positive and a negative score."""
+    gate: Literal["off", "auto", "prior-symmetric", "calibrated", "probability"] = "off"
+    """Confidence gate kappa on the reward bonus; 'auto' is calibrated for the scorer embedded, else prior-symmetric."""
+    every: int = 1
+    """Steps between two scored frames, k_clip."""
+    reward_weight: float = 0.0
+    """Weight of the gated positive score in the reward, lambda_r."""
+    cost_weight: Annotated[float, tyro.conf.arg(aliases=("--vlm-cost-weight",))] = 0.0
+    """Weight of the gated negative score's excess in the cost that the critic sees, lambda_c."""
+    reference: float | None = None
+    """Level above which the negative score counts as excess; by default the median of the calibration buffer."""
+    scoring: Annotated[Literal["deferred", "in-step"], tyro.conf.arg(aliases=("--scoring",))] = "deferred"
+    """Whether frames are scored in batches while collection goes on, or each before the next step."""
+    device: Annotated[str, tyro.conf.arg(aliases=("--scorer-device",))] = "auto"
+    """Where the model runs: cpu, cuda, cuda:1, ...; 'auto' takes a GPU where there is one."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the model."""
+    compile: bool = False
+    """Whether the model is compiled first: slow to start, faster on a GPU."""
+    batch: int = 64
+    """Frames scored at a time."""
+    service: str = ""
+    """Address of a scoring service that holds the model for several runs (docs/service.md); by default the run does."""
+    service_wait: float = 120.0
+    """Seconds to wait for a service that is away before the run stops, to be resumed later."""
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    multiplier: SignalMultiplierConfig = field(default_factory=SignalMultiplierConfig)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a route uses the negative score's excess over a reference level."""
+        return self.cost_weight > 0.0 or self.multiplier.kind != "none"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether something is left to be read from a random policy's frames."""
+        level = self.needs_reference and self.reference is None
+        budget = self.multiplier.kind != "none" and self.multiplier.budget is None
+        return self.gate == "calibrated" or level or budget
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When a run is saved."""
+
+    every: int = 1
+    """Epochs between checkpoints; the last epoch is always saved."""
+    keep: int = 3
+    """How many of the newest checkpoints are kept."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run."""
+
+    env: str = "metadrive-easy"
+    """Environment: a name from `vlmsafe envs`, a variant as <name>:<variant>, or gym:<id> or safety-gymnasium:<id>."""
+    method: str = "ppo-lag"
+    """Method: a name from `vlmsafe methods`; it sets the defaults of the learner and the multiplier."""
+    seed: int = 0
+    """Seed of everything random in the run."""
+    total_steps: int = 1_000_000
+    """Environment steps of the whole run."""
+    steps_per_epoch: int = 20_000
+    """Environment steps between two updates, over all workers together."""
+    num_envs: int = 1
+    """Worker processes, each with a simulator of its own."""
+    run_dir: Path | None = None
+    """Directory of the run; by default runs/<env>/<method>/seed-<seed>."""
+    budget: float | None = None
+    """Cost budget d per episode; by default the environment's own."""
+    cost_window: int | Literal["epoch"] = 100
+    """Finished episodes whose mean is the episode cost J_C, or 'epoch' for those of the epoch alone."""
+    normalise_observations: bool = True
+    """Whether observations are standardised by their running mean and deviation."""
+    frame_indicators: bool = False
+    """Whether frames show the simulator's own cost indicators, as published; they tell a scorer the answer."""
+    fresh_workers: Literal["auto", "always", "never"] = "auto"
+    """Whether workers start anew each epoch: 'auto' does so where the simulator needs it for exact repeats."""
+    max_worker_restarts: int = 3
+    """How often a crashed worker is restarted within one epoch before the run gives up."""
+    tensorboard: bool = False
+    """Whether epochs are also written as TensorBoard events, under tensorboard/ in the run directory."""
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    multiplier: MultiplierConfig = field(default_factory=MultiplierConfig)
+    signal: SignalConfig = field(default_factory=SignalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    @property
+    def epochs(self) -> int:
+        """Number of updates of the whole run."""
+        return self.total_steps // self.steps_per_epoch
+
+    @property
+    def steps_per_worker(self) -> int:
+        """Each worker's share of an epoch."""
+        return self.steps_per_epoch // self.num_envs
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The environment, with frames as this run wants them."""
+        return env_spec(self.env, indicators=True if self.frame_indicators else None)
+
+    def resolved(self) -> TrainConfig:
+        """The same run with every default that depends on another setting filled in, and checked."""
+        spec = self.spec
+        config = dataclasses.replace(
+            self,
+            budget=spec.budget if self.budget is None else self.budget,
+            frame_indicators=bool(spec.indicators),
+            run_dir=self.run_dir or default_run_dir(self),
+            signal=_resolved_signal(self.signal, spec),
+        )
+        problems = list(_problems(config))
+        if problems:
+            raise InputError("; ".join(problems))
+        return config
+
+
+def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
+    """The signal with its model, its prompts, its gate and the size of its calibration buffer named."""
+    if signal.scorer == "none":
+        return signal
+    scorer = parse_scorer(signal.scorer)
+    frames = signal.calibration.frames
+    if frames is None:
+        frames = 5000 if scorer.large else 500
+    prompts = signal.prompts or (spec.prompts if scorer.reads else None)
+    if prompts is None and scorer.is_model:
+        raise InputError(
+            f"environment '{spec.name}' has no prompts of its own; pass --prompts with a YAML file or one of "
+            f"{', '.join(shipped_prompts())}"
+        )
+    return dataclasses.replace(
+        signal,
+        scorer=str(scorer.absolute),
+        prompts=prompts,
+        gate=scorer.gate if signal.gate == "auto" else signal.gate,
+        service=str(parse_address(signal.service).absolute) if signal.service else "",
+        calibration=dataclasses.replace(signal.calibration, frames=frames),
+    )
+
+
+def default_run_dir(config: TrainConfig) -> Path:
+    """Where a run goes when no directory is given."""
+    env = config.env.replace(":", "-").replace("/", "-") + ("-indicators" if config.frame_indicators else "")
+    return Path("runs") / env / config.method / f"seed-{config.seed}"
+
+
+def _problems(config: TrainConfig) -> Iterator[str]:
+    """What is wrong with a configuration: what came, and what was expected."""
+
+    def positive(**values: float) -> Iterator[str]:
+        for name, value in values.items():
+            if not (math.isfinite(value) and value > 0):
+                yield f"{name} is {value}; it must be finite and greater than 0"
+
+    def not_negative(**values: float) -> Iterator[str]:
+        for name, value in values.items():
+            if not (math.isfinite(value) and value >= 0):
+                yield f"{name} is {value}; it must be finite and 0 or greater"
+
+    learner, multiplier, signal = config.learner, config.multiplier, config.signal
+    yield from not_negative(
+        seed=config.seed,
+        budget=config.budget if config.budget is not None else 0.0,
+        max_worker_restarts=config.max_worker_restarts,
+        entropy_coef=learner.entropy_coef,
+        critic_penalty=learner.critic_penalty,
+        initial_multiplier=multiplier.initial,
+        signal_weight=multiplier.signal_weight,
+        cg_damping=learner.cg_damping,
+        pid_kp=multiplier.pid_kp,
+        pid_ki=multiplier.pid_ki,
+        pid_kd=multiplier.pid_kd,
+        reward_weight=signal.reward_weight,
+        vlm_cost_weight=signal.cost_weight,
+        service_wait=signal.service_wait,
+        signal_multiplier_initial=signal.multiplier.initial,
+    )
+    yield from positive(
+        steps_per_epoch=config.steps_per_epoch,
+        num_envs=config.num_envs,
+        checkpoint_every=config.checkpoint.every,
+        checkpoint_keep=config.checkpoint.keep,
+        initial_std=learner.initial_std,
+        update_iters=learner.update_iters,
+        batch_size=learner.batch_size,
+        target_kl=learner.target_kl,
+        actor_lr=learner.actor_lr,
+        critic_lr=learner.critic_lr,
+        clip_ratio=learner.clip_ratio,
+        max_grad_norm=learner.max_grad_norm,
+        multiplier_learning_rate=multiplier.learning_rate,
+        focops_eta=learner.focops_eta,
+        focops_temperature=learner.focops_temperature,
+        p3o_penalty=learner.p3o_penalty,
+        cg_iters=learner.cg_iters,
+        line_search_steps=learner.line_search_steps,
+        pid_delay=multiplier.pid_delay,
+        signal_every=signal.every,
+        signal_batch=signal.batch,
+        calibration_episodes=signal.calibration.episodes,
+        signal_multiplier_upper_bound=signal.multiplier.upper_bound,
+        signal_multiplier_learning_rate=signal.multiplier.learning_rate,
+    )
+    if config.cost_window != "epoch":
+        yield from positive(cost_window=config.cost_window)
+    shares = {name: getattr(learner, name) for name in ("gamma", "gae_lambda", "cost_gae_lambda", "line_search_decay")}
+    shares |= {"pid_smoothing": multiplier.pid_smoothing, "signal_reference": multiplier.signal_reference}
+    given = {"reference": signal.reference, "signal_multiplier_budget": signal.multiplier.budget}
+    shares |= {name: value for name, value in given.items() if value is not None}
+    for name, share in shares.items():
+        if not 0.0 <= share <= 1.0:
+            yield f"{name} is {share}; it must lie between 0 and 1"
+    if learner.algorithm == "cup" and learner.gamma == 1.0:
+        yield "gamma is 1; CUP divides by 1 - gamma, so it must be less"
+    if not learner.hidden or min(learner.hidden) < 1:
+        yield f"hidden is {learner.hidden}; it must name at least one layer of at least one unit"
+    upper = multiplier.upper_bound
+    if upper is not None and not upper >= multiplier.initial:
+        yield f"upper_bound is {upper}; it must be at least the initial multiplier {multiplier.initial}"
+    frames, episodes = signal.calibration.frames, signal.calibration.episodes
+    if frames is not None and frames < max(4, episodes):
+        yield (
+            f"calibration frames is {frames}; it must be at least 4, for quartiles, and at least the number of "
+            f"episodes, {episodes}"
+        )
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", signal.device):
+        yield f"scorer device is '{signal.device}'; expected auto, cpu, cuda or a certain GPU such as cuda:1"
+    if not 0.0 < signal.calibration.target < 1.0:
+        yield f"calibration target is {signal.calibration.target}; it must lie between 0 and 1"
+    if not signal.multiplier.upper_bound >= signal.multiplier.initial:
+        yield (
+            f"the signal multiplier's upper_bound is {signal.multiplier.upper_bound}; it must be at least its initial "
+            f"value {signal.multiplier.initial}"
+        )
+    if config.num_envs > 0 and config.steps_per_epoch > 0:
+        if config.steps_per_epoch % config.num_envs:
+            yield (
+                f"num_envs is {config.num_envs}, which does not divide steps_per_epoch {config.steps_per_epoch}; "
+                f"choose a divisor such as {_nearest_divisor(config.steps_per_epoch, config.num_envs)}"
+            )
+        if config.total_steps < config.steps_per_epoch or config.total_steps % config.steps_per_epoch:
+            yield (
+                f"total_steps is {config.total_steps}; it must be a positive multiple of steps_per_epoch "
+                f"{config.steps_per_epoch}"
+            )
+
+
+def _nearest_divisor(number: int, near: int) -> int:
+    """The divisor of `number` nearest to `near`, the smaller one of two equally near.
+
+    >>> _nearest_divisor(20_000, 3)
+    2
+    """
+    below = next(n for n in range(min(near, number), 0, -1) if number % n == 0)
+    above = next(n for n in range(near, number + 1) if number % n == 0) if near <= number else number
+    return below if near - below <= above - near else above

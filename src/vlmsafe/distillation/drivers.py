@@ -1,0 +1,142 @@
+"""Who drives while frames are recorded: dice, the environment's scripted expert with faults, and trained agents.
+
+Contacts are what is scarce in a recording, and good drivers make none. So most drivers have a fault that sets in after
+a while: their hands shake, the steering pulls to one side, they stop looking ahead, they let go, they act late, they
+swerve. What the seconds before a contact look like differs from fault to fault, and a scorer should know more than one
+kind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.envs.api import Env, Observation
+from vlmsafe.learners.policy import Policy
+from vlmsafe.numerics.normaliser import Normaliser
+
+Action = NDArray[np.float64]
+Kind = Literal[
+    "dice", "straight", "expert", "shaking", "pulling", "blind", "let-go", "late", "swerving", "agent", "shaking-agent"
+]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A trained policy as it was at a checkpoint."""
+
+    name: str
+    policy: Policy
+    normaliser: Normaliser | None
+
+    def action(self, observation: Observation) -> Action:
+        state = self.normaliser.normalise(observation) if self.normaliser is not None else observation
+        return self.policy.mean(state).astype(np.float64)
+
+
+def driver(
+    kind: Kind, env: Env, agents: Sequence[Agent], rng: np.random.Generator
+) -> tuple[Kind, Callable[[Observation], Action]]:
+    """A driver for one episode, from observations to actions in [-1, 1], and which kind it became.
+
+    Where there are no agents an agent becomes the expert, and where there is no expert everyone but who drives straight
+    on rolls dice.
+    """
+    expert = env.expert()
+    if kind in ("agent", "shaking-agent") and not agents:
+        kind = "expert" if kind == "agent" else "shaking"
+    if expert is None and kind not in ("straight", "agent", "shaking-agent"):
+        kind = "dice"
+    if kind == "dice":
+        return kind, _dice(env, rng)
+    if kind == "straight":
+        return kind, _Faulty(kind, _steady(env, rng), env, rng)
+    if kind in ("agent", "shaking-agent"):
+        agent = agents[int(rng.integers(len(agents)))]
+        return kind, _Faulty(kind, agent.action, env, rng)
+    assert expert is not None
+    drive = expert
+    return kind, _Faulty(kind, lambda observation: drive(), env, rng)
+
+
+def _size(env: Env) -> int:
+    assert env.action_space.shape is not None
+    return env.action_space.shape[0]
+
+
+def _controls(env: Env) -> tuple[int, int]:
+    """Which action steers and which one drives; where there is only one it is both."""
+    if _size(env) == 1:
+        return 0, 0
+    return env.steering, _size(env) - 1 if env.steering == 0 else 0
+
+
+def _dice(env: Env, rng: np.random.Generator) -> Callable[[Observation], Action]:
+    """Uniform actions, each held for a while, about a level of its own: an agent at the start of its training."""
+    size, hold = _size(env), int(rng.integers(1, 12))
+    level = rng.uniform(-0.3, 0.6, size)
+    level[_controls(env)[0]] = rng.normal(0.0, 0.1)
+    width = rng.uniform(0.2, 1.0)
+    held, left = level, 0
+
+    def act(observation: Observation) -> Action:
+        nonlocal held, left
+        if left == 0:
+            held, left = np.clip(level + width * rng.uniform(-1.0, 1.0, size), -1.0, 1.0), hold
+        left -= 1
+        return held
+
+    return act
+
+
+def _steady(env: Env, rng: np.random.Generator) -> Callable[[Observation], Action]:
+    action = np.full(_size(env), rng.uniform(0.1, 0.8))
+    if len(action) > 1:
+        action[env.steering] = rng.normal(0.0, 0.03)
+    return lambda observation: action
+
+
+class _Faulty:
+    """Somebody's driving, with a fault that sets in after a while."""
+
+    def __init__(self, kind: Kind, lead: Callable[[Observation], Action], env: Env, rng: np.random.Generator) -> None:
+        self._kind, self._lead, self._rng = kind, lead, rng
+        self._steering, self._driving = _controls(env)
+        self._left = int(rng.integers(0, 45))  # steps until the fault
+        self._shake = np.zeros(_size(env))
+        self._strength = rng.uniform(0.05, 0.35) if "agent" in kind else rng.uniform(0.05, 0.5)
+        self._pull = rng.choice([-1.0, 1.0]) * rng.uniform(0.01, 0.15)
+        self._throttle = rng.uniform(0.2, 1.0)
+        self._held: Action | None = None
+        self._late = int(rng.integers(8, 30))  # steps
+        self._past: deque[Action] = deque(maxlen=self._late + 1)
+
+    def __call__(self, observation: Observation) -> Action:
+        action = np.clip(np.array(self._lead(observation), np.float64), -1.0, 1.0)
+        self._past.append(action)
+        self._left -= 1
+        if self._left >= 0:
+            return action
+        if self._kind in ("shaking", "shaking-agent", "straight"):
+            self._shake = 0.9 * self._shake + self._strength * np.sqrt(0.19) * self._rng.standard_normal(len(action))
+            action = action + self._shake
+        elif self._kind == "pulling":
+            action[self._steering] += self._pull
+        elif self._kind == "blind":
+            action[self._driving] = self._throttle
+        elif self._kind == "let-go":
+            self._held = action if self._held is None else self._held
+            action = self._held
+        elif self._kind == "late":
+            action = self._past[0]
+        elif self._kind == "swerving":
+            action[self._steering] = 4.0 * self._pull
+            action[self._driving] = self._throttle
+        return np.clip(action, -1.0, 1.0)

@@ -1,0 +1,94 @@
+"""Captions: facts in many wordings, drawn from the templates in `wordings.yaml`.
+
+The wordings of the shipped prompt sets and the held-out sentences are kept out on purpose: what the scorer makes of
+those is a measurement. The words they use are there, in other sentences.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from importlib import resources
+from typing import Any
+
+import numpy as np
+import yaml
+
+from vlmsafe.signals.prompts import load_prompts, shipped_prompts
+from vlmsafe.signals.scorers.embedded.tokenizer import split
+
+_CHOICE = re.compile(r"\{([^{}]*)\}")
+_PART = re.compile(r"<(\w+)>")
+_SUBJECT = re.compile(r"^(?:the|our|this|a) (?:car|racecar|vehicle) ")
+
+
+@functools.cache
+def _wordings() -> dict[str, Any]:
+    text = resources.files("vlmsafe.distillation").joinpath("wordings.yaml").read_text(encoding="utf-8")
+    held: dict[str, Any] = yaml.safe_load(text)
+    return held
+
+
+def _whole(template: str) -> str:
+    """A template with its parts put in."""
+    while _PART.search(template):
+        template = _PART.sub(lambda found: _wordings()["parts"][found[1]], template)
+    return template
+
+
+@functools.cache
+def predicates(fact: str) -> tuple[str, ...]:
+    """The templates of a fact that follow a subject."""
+    return tuple(_whole(template) for template in _wordings()["predicates"].get(fact, ()))
+
+
+@functools.cache
+def templates(fact: str) -> tuple[str, ...]:
+    """Every template of a fact, whole sentences."""
+    subject = _whole("<subject>")
+    alone = tuple(_whole(template) for template in _wordings()["sentences"].get(fact, ()))
+    return tuple(f"{subject} {predicate}" for predicate in predicates(fact)) + alone
+
+
+def held_out() -> dict[str, tuple[str, ...]]:
+    """Sentences for measuring, by the fact they state."""
+    return {fact: tuple(texts) for fact, texts in _wordings()["held_out"].items()}
+
+
+@functools.cache
+def reserved() -> frozenset[str]:
+    """The wordings kept for measuring, without their subject: a caption that holds one of them is drawn again."""
+    prompts = [text for name in shipped_prompts() for text in load_prompts(name).texts]
+    kept = [*prompts, *(text for texts in held_out().values() for text in texts)]
+    return frozenset(_SUBJECT.sub("", text) for text in kept)
+
+
+def _draw(choices: tuple[str, ...], rng: np.random.Generator) -> str:
+    while True:
+        text = choices[int(rng.integers(len(choices)))]
+        while _CHOICE.search(text):
+            text = _CHOICE.sub(lambda found: str(rng.choice(found[1].split("|"))), text)
+        text = " ".join(text.split())
+        if not any(wording in text for wording in reserved()):
+            return text
+
+
+def caption(fact: str, rng: np.random.Generator) -> str:
+    """One wording of a fact."""
+    return _draw(templates(fact), rng)
+
+
+def joint_caption(first: str, second: str, word: str, rng: np.random.Generator) -> str:
+    """Two facts in one sentence, joined by `and` or `or`; the second does without a subject, or has its own."""
+    rest = predicates(second) if rng.random() < 0.7 else templates(second)
+    while True:
+        text = f"{caption(first, rng)} {word} {_draw(rest, rng)}"
+        if not any(wording in text for wording in reserved()):
+            return text
+
+
+def vocabulary() -> tuple[str, ...]:
+    """Every word that a caption can have, in alphabetical order."""
+    texts = [template for fact in _wordings()["predicates"] for template in templates(fact)]
+    words = {word for text in texts for word in split(re.sub(r"[{|}]", " ", text))}
+    return tuple(sorted(words | {"and", "or"}))

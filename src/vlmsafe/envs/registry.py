@@ -1,0 +1,174 @@
+"""The environments by name. Simulators are imported only when one is made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vlmsafe.envs.api import (
+    Env,
+    EnvSpec,
+    Scenarios,
+    Variant,
+)
+from vlmsafe.errors import InputError, unknown_name
+
+__all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec"]
+
+_GYM_PREFIX, _SAFETY_PREFIX = "gym:", "safety-gymnasium:"
+
+
+def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
+    return EnvSpec(
+        name=f"metadrive-{level}",
+        summary=f"MetaDrive driving, {blocks} map blocks, traffic density {density}",
+        module="vlmsafe.envs.metadrive.env",
+        horizon=1000,
+        budget=25.0,
+        training=Scenarios(0, 10_000),
+        held_out=Scenarios(10_000, 10_000),
+        fresh_process=True,
+        traffic=True,
+        package="metadrive",
+        install="pip install 'metadrive-simulator>=0.4.3,<0.5'",
+        metrics=("route_completion",),
+        prompts="metadrive",
+        settings={"map": blocks, "traffic_density": density},
+        # The levels change map and traffic together; these change the traffic alone.
+        variants={
+            f"density-{other:g}": Variant(f"traffic density {other:g}", settings={"traffic_density": other})
+            for other in (0.1, 0.2, 0.35)
+        },
+    )
+
+
+def _formula_one(level: int, summary: str) -> EnvSpec:
+    return EnvSpec(
+        name=f"formula-one-l{level}",
+        summary=f"a racecar on a walled circuit with seven goals, {summary}",
+        module="vlmsafe.envs.formula_one",
+        horizon=1000,
+        budget=25.0,
+        step_seconds=0.04,
+        training=Scenarios(0, 10_000),
+        held_out=Scenarios(10_000, 40_000),  # the paper's evaluations use 10000 to 10049 and 30000 to 30049
+        package="mujoco",
+        install="pip install 'mujoco>=4.0,<5'",
+        metrics=("stages", "path", "net_progress"),
+        prompts="formula-one",
+        indicators=False,
+        settings={"level": level},
+        variants={
+            "long": Variant("6,000 steps: a lap at the original 1 m/s", horizon=6000),
+            "fast": Variant("a car of 6 m/s instead of 1: a lap in 1000 steps", settings={"top_speed": 6.0}),
+            "sighted": Variant(
+                "also observes the walls around it, and the goal's direction at any distance",
+                settings={"sighted": True},
+            ),
+        },
+    )
+
+
+ENVS: dict[str, EnvSpec] = {
+    spec.name: spec
+    for spec in (
+        _metadrive("easy", 3, 0.1),
+        _metadrive("medium", 5, 0.2),
+        _metadrive("hard", 7, 0.35),
+        EnvSpec(
+            name="bullet-car-reach",
+            summary="Bullet Safety-Gym's SafetyCarReach: a car reaches goals among puddles and a moving box",
+            module="vlmsafe.envs.bullet",
+            horizon=500,
+            budget=25.0,
+            step_seconds=4 / 60,
+            training=Scenarios(0, 10_000),
+            held_out=Scenarios(10_000, 40_000),
+            package="bullet_safety_gym",
+            install="pip install 'pybullet>=3.2.6' && pip install --no-deps 'bullet-safety-gym>=1.4,<2'",
+            metrics=("goals", "path", "net_progress"),
+            prompts="bullet",
+            indicators=False,
+            variants={
+                "fork": Variant(
+                    "the PyPI fork's task: rewards of 3 times the way, a bonus of 30, two alternating goals",
+                    settings={"task": "fork"},
+                ),
+            },
+        ),
+        _formula_one(0, "nothing costs"),
+        _formula_one(1, "200 barriers spread over the area; barriers and walls cost"),
+        _formula_one(2, "200 barriers, most of them around the goals; barriers and walls cost"),
+        EnvSpec(
+            name="braking",
+            summary="a small problem whose cost comes late: speed bumps, and a car that is slow to stop; no simulator",
+            module="vlmsafe.envs.small.braking",
+            horizon=200,
+            budget=30.0,
+            step_seconds=0.2,
+            training=Scenarios(0, 10_000),
+            held_out=Scenarios(10_000, 10_000),
+            metrics=("distance",),
+            prompts="metadrive-v2",
+        ),
+        EnvSpec(
+            name="speeding",
+            summary="a small CMDP with a known answer: going fast pays, and costs; needs no simulator",
+            module="vlmsafe.envs.small.speeding",
+            horizon=20,
+            budget=30.0,
+            step_seconds=1.0,
+            training=Scenarios(0, 10_000),
+            held_out=Scenarios(10_000, 10_000),
+            prompts="metadrive-v2",  # the generic template: a car that drives safely, or does not
+        ),
+    )
+}
+
+
+def env_spec(name: str, *, indicators: bool | None = None) -> EnvSpec:
+    """The spec of a named environment, of a variant as `<name>:<variant>`, or of any other one as `<prefix>:<id>`.
+
+    `indicators` says whether frames show the simulator's own cost indicators; by default they do where they cannot be
+    left out.
+    """
+    spec = _named(name)
+    if indicators is None or indicators == spec.indicators:
+        return spec
+    if spec.indicators is None and indicators:
+        drawing = [known.name for known in ENVS.values() if known.indicators is not None]
+        raise InputError(
+            f"frame_indicators is true, but environment '{name}' draws no cost indicators; leave it out, or choose "
+            f"one that does: {', '.join(drawing)}"
+        )
+    if spec.indicators and not indicators:
+        raise InputError(f"the frames of environment '{name}' always show its cost indicators; leave indicators out")
+    return spec if spec.indicators is None else replace(spec, indicators=indicators)
+
+
+def _named(name: str) -> EnvSpec:
+    if name.startswith(_GYM_PREFIX) and len(name) > len(_GYM_PREFIX):
+        return _registered(name, "a registered Gymnasium environment")
+    if name.startswith(_SAFETY_PREFIX) and len(name) > len(_SAFETY_PREFIX):
+        return replace(
+            _registered(name, "an environment of the original Safety-Gymnasium"),
+            package="safety_gymnasium",
+            install='pip install "safety-gymnasium @ git+https://github.com/PKU-Alignment/safety-gymnasium"',
+            indicators=True,  # its renderer draws them, and no setting takes them all away
+        )
+    known, colon, variants = name.partition(":")
+    if known not in ENVS:
+        raise unknown_name("environment", name, [*ENVS, "gym:<id>", "safety-gymnasium:<id>"])
+    return ENVS[known].varied(variants) if colon else ENVS[known]
+
+
+def _registered(name: str, summary: str) -> EnvSpec:
+    return EnvSpec(
+        name=name,
+        summary=summary,
+        module="vlmsafe.envs.gym",
+        horizon=None,
+        budget=25.0,
+        # A registered environment knows no scenarios, only seeds; the pools keep the two uses of seeds apart.
+        training=Scenarios(0, 1_000_000),
+        held_out=Scenarios(1_000_000, 1_000_000),
+    )

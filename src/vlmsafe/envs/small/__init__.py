@@ -1,0 +1,1 @@
+"""Small problems without a simulator, with known answers."""

@@ -1,0 +1,209 @@
+"""Running evaluation episodes: frozen policy, frozen normaliser, environment return and cost only."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vlmsafe.analysis.statistics import CATASTROPHE
+from vlmsafe.errors import InputError, RunError
+from vlmsafe.evaluation.plan import (
+    EpisodeTask,
+    Plan,
+    Row,
+    load_policy,
+)
+from vlmsafe.evaluation.protocols import Protocol
+from vlmsafe.evaluation.resume import Partial
+from vlmsafe.io.disk import make_directory
+from vlmsafe.io.files import write_atomically
+from vlmsafe.runs.run import Run
+
+__all__ = ["SCHEMA", "evaluate", "load_policy", "require_writable", "summary", "table_path", "write_table"]
+
+SCHEMA: dict[str, Any] = {
+    "episode": pl.Int64,
+    "scenario": pl.Int64,
+    "traffic_seed": pl.Int64,
+    "in_training_pool": pl.Boolean,
+    "env_return": pl.Float64,
+    "cost": pl.Float64,
+    "length": pl.Int64,
+    "arrived": pl.Boolean,
+    "violation": pl.Boolean,
+    "catastrophe": pl.Boolean,
+    "budget": pl.Float64,
+    "protocol": pl.String,
+    "deterministic": pl.Boolean,
+    "checkpoint_epoch": pl.Int64,
+    "run_finished": pl.Boolean,
+    "fingerprint": pl.String,
+}
+_MEASURED = ("scenario", "traffic_seed", "arrived", "env_return", "cost", "length")
+"""What comes from the episodes themselves; the rest is said about them."""
+
+
+def evaluate(
+    run: Run | Path | str,
+    protocol_name: str = "held-out",
+    *,
+    episodes: int | None = None,
+    epoch: int | None = None,
+    processes: int | None = None,
+    allow_untrained: bool = False,
+    overwrite: bool = False,
+    on_episode: Callable[[int], None] = lambda done: None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> pl.DataFrame:
+    """Evaluate a run's policy, write the table into the run directory and return it.
+
+    `epoch` chooses a checkpoint, by default the newest that is readable; `on_note` hears of damaged ones. A run that
+    holds only its untrained start is refused unless `allow_untrained` says that this is meant, and so is replacing a
+    table of more episodes of the same checkpoint unless `overwrite` does.
+
+    Episodes that the table holds already, or that an interrupted evaluation finished, are not run again if policy,
+    protocol, environment and versions are the same; `overwrite` runs again those of the table.
+    """
+    plan = Plan.of(
+        run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
+        allow_untrained=allow_untrained, on_note=on_note,
+    )  # fmt: skip
+    path = table_path(plan.run, plan.protocol, epoch)
+    require_writable(path)
+    held = {} if overwrite else _held(path, plan)
+    if all(_done(task, held) for task in plan.tasks):
+        on_note(f"{path} holds these episodes already; pass --overwrite to run them again")
+        table = _table(held, plan)
+        write_table(path, table)  # the run may have finished since
+        return table
+    with Partial(path, plan) as partial:
+        for other in partial.others():
+            on_note(f"{other} holds episodes of another checkpoint, setting or version; they are left where they are")
+        table = _table(_completed(plan, partial, held, on_episode, on_note), plan)
+        write_table(path, table)
+        partial.remove()  # after the table is there: at any moment, finished episodes are in one of the two
+    return table
+
+
+def _completed(
+    plan: Plan,
+    partial: Partial,
+    held: Mapping[int, Row],
+    on_episode: Callable[[int], None],
+    on_note: Callable[[str], None],
+) -> dict[int, Row]:
+    """The rows of all episodes, by number: those held, those that an earlier try finished, and the others now."""
+    rows = {number: held[number] for task in plan.tasks if _done(task, held) for number in task.episodes}
+    for task in plan.tasks:
+        if not _done(task, rows) and (kept := partial.rows(task)) is not None:
+            rows |= zip(task.episodes, kept, strict=True)
+    missing = [task for task in plan.tasks if not _done(task, rows)]
+    before = len(rows)
+    if before:
+        on_note(f"{before} of {plan.episodes} episodes are there already")
+    on_episode(before)
+    results = plan.execute(
+        [partial.keeping(task) for task in missing],
+        plan.recipe(),
+        lambda done: on_episode(before + done * (plan.episodes - before) // len(missing)),
+    )
+    for task, found in zip(missing, results, strict=True):
+        rows |= zip(task.episodes, found, strict=True)
+    return rows
+
+
+def _done(task: EpisodeTask, rows: Mapping[int, Row]) -> bool:
+    """Whether all its episodes are there: where they share a simulator, some are of no use to the others."""
+    return all(number in rows for number in task.episodes)
+
+
+def _held(path: Path, plan: Plan) -> dict[int, Row]:
+    """The table's episodes by number, as far as they can be used; an error where writing would lose some."""
+    if not path.exists():
+        return {}
+    table = pl.read_parquet(path, glob=False)
+    if len(table) > plan.episodes and table["checkpoint_epoch"][0] == plan.checkpoint.epoch:
+        raise InputError(
+            f"{path} already holds {len(table)} episodes of this checkpoint, more than the {plan.episodes} asked "
+            "for; pass --overwrite to replace them"
+        )
+    # Tables of earlier versions have no fingerprint: what they were made with is not known well enough.
+    if "fingerprint" not in table.columns or set(table["fingerprint"]) != {plan.fingerprint}:
+        return {}
+    measured = table.select(*_MEASURED, *plan.spec.metrics)
+    return dict(zip(table["episode"], measured.rows(named=True), strict=True))
+
+
+def table_path(run: Run, chosen: Protocol, epoch: int | None = None) -> Path:
+    """`evaluations/<protocol>.parquet`, with the epoch in the name where one was asked for."""
+    return run.evaluations / f"{table_name(chosen, epoch)}.parquet"
+
+
+def table_name(chosen: Protocol, epoch: int | None, kind: str = "") -> str:
+    """What a protocol's files are called, without their endings."""
+    return chosen.name + kind + ("" if epoch is None else f"-epoch-{epoch:05d}")
+
+
+def require_writable(path: Path) -> None:
+    """Before the first episode rather than after the last: can the table be written?"""
+    make_directory(path.parent)
+    if not os.access(path.parent, os.W_OK):
+        raise RunError(f"cannot write {path}: permission denied")
+
+
+def write_table(path: Path, table: pl.DataFrame) -> None:
+    """As Parquet, whole or not at all."""
+    buffer = io.BytesIO()
+    table.write_parquet(buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
+    """One row per episode, with the verdicts C > d and C > 4 d, strictly."""
+    config = plan.run.config
+    budget, training = config.budget, config.spec.training
+    assert budget is not None
+    common = {
+        "budget": budget,
+        "protocol": plan.protocol.name,
+        "deterministic": not plan.protocol.stochastic,
+        "checkpoint_epoch": plan.checkpoint.epoch,
+        "run_finished": plan.run.epochs_done() >= config.epochs,
+        "fingerprint": plan.fingerprint,
+    }
+    complete = [
+        {
+            **(row := rows[episode]),
+            "episode": episode,
+            "in_training_pool": row["scenario"] in training,
+            "violation": row["cost"] > budget,
+            "catastrophe": row["cost"] > CATASTROPHE * budget,
+            **common,
+        }
+        for episode in range(plan.episodes)
+    ]
+    return pl.DataFrame(complete, schema={**SCHEMA, **dict.fromkeys(plan.spec.metrics, pl.Float64)})
+
+
+def summary(table: pl.DataFrame) -> dict[str, float | None]:
+    """The figures people compare: means over episodes, and rates, then the environment's own task metrics."""
+
+    def mean(column: str) -> float | None:
+        value = table[column].cast(pl.Float64).mean()
+        return None if value is None else float(value)  # type: ignore[arg-type]
+
+    return {
+        "episodes": float(len(table)),
+        "env_return": mean("env_return"),
+        "cost": mean("cost"),
+        "violation_rate": mean("violation"),
+        "catastrophe_rate": mean("catastrophe"),
+        "arrival_rate": mean("arrived"),
+        "length": mean("length"),
+        **{name: mean(name) for name in table.columns if name not in SCHEMA},
+    }

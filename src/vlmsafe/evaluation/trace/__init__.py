@@ -1,0 +1,1 @@
+"""Evaluation episodes step by step: recording, files, and scoring recorded frames again."""

@@ -1,0 +1,204 @@
+"""Prompt sets and scorers tried on recorded frames: from traces on disk to `vlmsafe.analysis.prompt_bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from vlmsafe.analysis.auc import RESAMPLES
+from vlmsafe.analysis.prompt_bench import (
+    RESERVED,
+    Bench,
+    Candidate,
+    bench,
+)
+from vlmsafe.errors import InputError
+from vlmsafe.evaluation.trace.rescore import (
+    Onlooker,
+    RecordedTrace,
+    Rescored,
+    open_trace,
+    rescore_sets,
+    takes_sets_together,
+)
+from vlmsafe.runs.tables import DEFAULT_PROTOCOL
+from vlmsafe.signals.prompts import PromptSet, load_prompts
+from vlmsafe.signals.rules import apply_rule
+from vlmsafe.signals.scorers import ScorerName, parse_scorer
+
+RECORDED = "as recorded"
+"""What the trace's own scores are called among the candidates."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A comparison, what it was made on, and what a reader should know."""
+
+    title: str
+    bench: Bench
+    notes: Sequence[str]
+
+    def counts(self) -> dict[str, Any]:
+        """What it was made on, as plain values."""
+        names = ("episodes", "frames", "contacts", "onsets")
+        return {"traces": self.title, **{name: getattr(self.bench, name) for name in names}}
+
+
+def open_traces(places: Sequence[Path], protocol: str | None = None) -> list[RecordedTrace]:
+    """Traces by file or run, each once."""
+    traces = [open_trace(place, protocol if place.suffix != ".parquet" else None) for place in places]
+    paths = [trace.path.resolve() for trace in traces]
+    twice = next((path for path in paths if paths.count(path) > 1), None)
+    if twice is not None:
+        raise InputError(f"{twice} was given twice; its frames would count double")
+    return traces
+
+
+def compare(
+    traces: Sequence[RecordedTrace],
+    prompts: Sequence[str] = (),
+    scorers: Sequence[str] = (),
+    *,
+    together: bool = True,
+    device: str = "auto",
+    batch: int = 64,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    on_frames: Callable[[int, int], None] = lambda done, total: None,
+) -> Trial:
+    """Every scorer with every prompt set on the frames of all traces, beside what was recorded then if that is another.
+
+    Prompts are names or files, scorers names; where one of the two is left out it is that of the recording. `together`
+    embeds each frame once for all prompt sets where the scorer allows it.
+    """
+    pictures = [trace.pictures() for trace in traces]
+    own = _shared(traces)
+    names = _scorers(scorers, own)
+    sets = _sets(prompts, own)
+    envs = {trace.about.get("env") for trace in traces}
+    env = envs.pop() if len(envs) == 1 else None
+    said: list[str] = []  # by scorers, once per prompt set
+    rounding: list[str] = []
+    candidates: dict[str, Candidate] = {}
+    frames = sum(map(len, pictures))
+    passes = [1 if together and takes_sets_together(name) else len(sets) for name in names]
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        on_frames(done, frames * sum(passes))
+
+    for name in names:
+        found = rescore_sets(
+            pictures, name, sets, together=together, device=device, batch=batch, env=env, on_frames=count,
+            on_note=said.append,
+        )  # fmt: skip
+        for label, one in found.items():
+            title = label if len(names) == 1 else str(name) if len(sets) == 1 else f"{name}, {label}"
+            candidates[title] = _candidate(title, one)
+            if own is not None and (str(name), sets[label].texts) == (own.scorer, _texts(own)):
+                rounding = _rounding(title, one, traces, own)
+    if own is not None and not rounding:
+        candidates[RECORDED] = _recorded(traces, own)
+    steps = pl.concat(
+        [
+            trace.steps.select(
+                "cost", "scored", episode=pl.format("{}/{}", pl.lit(f"{place:06d}"), pl.col("episode")),
+                hazard=pl.col("hazard").cast(pl.Float64),
+            )
+            for place, trace in enumerate(traces)
+        ]
+    )  # fmt: skip
+    result = bench(steps, list(candidates.values()), resamples=resamples, seed=seed)
+    notes = [*dict.fromkeys(said), *rounding, *_warnings(traces, result, len(sets))]
+    title = "; ".join(trace.title for trace in traces) if len(traces) < 4 else f"{len(traces)} traces"
+    return Trial(title, result, notes)
+
+
+def _shared(traces: Sequence[RecordedTrace]) -> Onlooker | None:
+    """The scorer that all traces were recorded with, with the same prompts; None where there is none that reads.
+
+    Its gate may be another in each: kappa is not compared.
+    """
+
+    def known(trace: RecordedTrace) -> dict[Any, Onlooker]:
+        return {(one.scorer, one.prefix, one.prompts): one for one in trace.onlookers if one.prompt_set is not None}
+
+    lists = [known(trace) for trace in traces]
+    return next((one for key, one in lists[0].items() if all(key in others for others in lists[1:])), None)
+
+
+def _texts(own: Onlooker) -> tuple[str | None, ...]:
+    return tuple(text for _, text in own.prompts)
+
+
+def _scorers(wanted: Sequence[str], own: Onlooker | None) -> list[ScorerName]:
+    if wanted:
+        names = [parse_scorer(name).absolute for name in dict.fromkeys(wanted)]
+        for name in names:
+            if not name.reads:
+                raise InputError(f"the scorer '{name}' compares with no text; the prompt bench takes those that do")
+        return names
+    return [parse_scorer("embedded" if own is None else own.scorer)]
+
+
+def _sets(wanted: Sequence[str], own: Onlooker | None) -> dict[str, PromptSet]:
+    """Prompt sets by a short name each: a file's stem, or its whole name where two stems are the same."""
+    if wanted:
+        given = list(dict.fromkeys(wanted))
+        stems = [Path(name).stem if name.endswith((".yaml", ".yml")) else name for name in given]
+        return {
+            stem if stems.count(stem) == 1 and stem not in (RECORDED, *RESERVED) else name: load_prompts(name)
+            for stem, name in zip(stems, given, strict=True)
+        }
+    if own is None or own.prompt_set is None:
+        raise InputError("the trace was not recorded with prompts, or the traces with different ones; pass --prompts")
+    return {"its own prompts": own.prompt_set}
+
+
+def _candidate(title: str, one: Rescored) -> Candidate:
+    scores = apply_rule("decoupled", one.similarities, one.groups, one.bounds)
+    return Candidate(
+        title, scores.positive, scores.negative, scores.margin, one.labels, one.similarities.astype(np.float64)
+    )
+
+
+def _recorded(traces: Sequence[RecordedTrace], own: Onlooker) -> Candidate:
+    """The scores in the table, as the scorer gave them on the frames as they were rendered."""
+    positive, negative, margin = (_column(traces, own.prefix + name) for name in ("positive", "negative", "margin"))
+    return Candidate(RECORDED, positive, negative, margin)
+
+
+def _column(traces: Sequence[RecordedTrace], name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.concatenate([trace.steps.filter("scored")[name].cast(pl.Float64).to_numpy() for trace in traces])
+
+
+def _rounding(title: str, one: Rescored, traces: Sequence[RecordedTrace], own: Onlooker) -> list[str]:
+    """What the pictures' rounded colours changed, where the same was scored then."""
+    then = np.stack([_column(traces, f"{own.prefix}similarity_{i}") for i in range(len(own.prompts))], axis=1)
+    off = np.abs(one.similarities - then)
+    return [
+        f"'{title}' is what the trace was recorded with; on its pictures, whose colours are rounded, similarities "
+        f"differ from those recorded by {np.median(off):.1e} (median) and {off.max():.1e} (at most)"
+    ]
+
+
+def _warnings(traces: Sequence[RecordedTrace], result: Bench, sets: int) -> list[str]:
+    notes = []
+    if result.onsets < 10:
+        begin = "contact begins" if result.onsets == 1 else "contacts begin"
+        notes.append(f"only {result.onsets} {begin} in these episodes; record more for intervals that say something")
+    elif result.contacts < 10:
+        notes.append(f"only {result.contacts} of the frames are of steps in contact; vlmsafe trace --every 1 keeps all")
+    if sets > 1 and any(trace.about.get("protocol") == DEFAULT_PROTOCOL for trace in traces):
+        notes.append(
+            "these are scenarios of the protocol 'held-out'; for a run with prompts that were chosen here they are no "
+            "longer unseen"
+        )
+    return notes

@@ -1,0 +1,315 @@
+"""Evaluation episodes step by step: what happened, and what scorers made of it.
+
+The policy, the scenarios and the actions are those of `evaluate`, so a trace's costs add up to that evaluation's. A
+scorer looks after every k-th step. Frames go through shared memory to the scoring thread block by block, as in
+training, and are kept, as small pictures, only on request. Similarities are recorded beside the scores, so that any
+other rule or gate can be computed later.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from vlmsafe.envs.api import Env
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.envs.vector.frames import Frames, Sender, Stream
+from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
+from vlmsafe.errors import InputError
+from vlmsafe.evaluation.evaluate import require_writable
+from vlmsafe.evaluation.gated_scorers import (
+    Bench,
+    Judge,
+    gate_levels,
+    judges_of,
+)
+from vlmsafe.evaluation.plan import EpisodeTask, Plan
+from vlmsafe.evaluation.trace.files import trace_path, write_trace
+from vlmsafe.runs.run import Run
+from vlmsafe.signals.frame_stack import stacked
+from vlmsafe.signals.rules import apply_rule
+from vlmsafe.signals.scorers import Look, Scorer
+from vlmsafe.signals.scorers.api import Inputs, Similarities
+from vlmsafe.signals.shaping import due
+from vlmsafe.training.collect import (
+    DescribeTask,
+    Dimensions,
+    Watch,
+    Watcher,
+)
+
+SCHEMA: dict[str, Any] = {
+    "protocol": pl.String,
+    "deterministic": pl.Boolean,
+    "checkpoint_epoch": pl.Int64,
+    "episode": pl.Int64,
+    "scenario": pl.Int64,
+    "traffic_seed": pl.Int64,
+    "step": pl.Int64,
+    "reward": pl.Float64,
+    "cost": pl.Float64,
+    "hazard": pl.Float64,
+    "scored": pl.Boolean,
+}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one worker brings back."""
+
+    steps: pl.DataFrame
+    """One row per step."""
+    inputs: dict[Look, Inputs]
+    """What scorers look at, one entry per scored step; frames travel by themselves."""
+    pictures: list[bytes] = field(default_factory=list)
+    """The frames of scored steps, where they are kept."""
+
+
+class _Album(Sender):
+    """Keeps a picture of the newest frame of every moment that passes through."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self.pictures: list[bytes] = []
+
+    def put(self, frame: Frames) -> None:
+        self.pictures.append(_picture(frame[..., -3:]))
+        self._sender.put(frame)
+
+    def flush(self) -> None:
+        self._sender.flush()
+
+
+def _picture(frame: Frames) -> bytes:
+    from vlmsafe.io.images import encode  # here: most workers keep nothing
+
+    return encode(frame)
+
+
+@dataclass(frozen=True)
+class TraceTask:
+    """The episodes of an evaluation's task, recorded."""
+
+    episodes: EpisodeTask
+    looks: tuple[Look, ...]
+    every: int
+    facts: bool
+    frames: int = 1
+    """Of a moment."""
+    keep: bool = False
+    """Whether scored steps are kept as pictures."""
+
+    def run(self, env: Env, tick: Callable[[int], None], sender: Sender | None = None) -> Recording:
+        album = _Album(sender) if self.keep and sender is not None else None
+        watchers = {
+            look: Watcher(
+                env,
+                Watch(look, self.every, self.frames),
+                (self.episodes.first,),
+                (album or sender) if look == "frame" else None,
+            )
+            for look in self.looks
+        }
+        rows: list[dict[str, Any]] = []
+        pictures = album.pictures if album is not None else []
+        for episode, step in self.episodes.drive(env, tick):
+            for watcher in watchers.values():
+                watcher.after(step.number, step.observation)
+            scored = bool(watchers) and due(step.number, self.every)
+            if self.keep and album is None and scored:  # nobody else has asked for the frame
+                pictures.append(_picture(env.frame()))
+            rows.append(
+                {
+                    **env.progress(),
+                    "episode": self.episodes.first + episode,
+                    "scenario": self.episodes.scenarios[episode],
+                    "traffic_seed": self.episodes.traffic_seeds[episode],
+                    "step": step.number,
+                    "reward": step.reward,
+                    "cost": step.cost,
+                    "hazard": _hazard(env),
+                    "scored": scored,
+                    **({f"fact_{name}": value for name, value in env.facts().items()} if self.facts else {}),
+                }
+            )
+        kinds = {name: SCHEMA.get(name, pl.Float64) for row in rows for name in row}
+        inputs = {look: watcher.finish() for look, watcher in watchers.items()}
+        return Recording(pl.DataFrame(rows, schema=kinds), inputs, pictures)
+
+
+def _hazard(env: Env) -> float | None:
+    try:
+        return env.hazard()
+    except InputError:  # an environment may leave it undefined
+        return None
+
+
+def trace(
+    run: Run | Path | str,
+    scorers: Mapping[str, Scorer | Judge] | Scorer | Sequence[str] = (),
+    protocol_name: str = "held-out",
+    *,
+    episodes: int | None = None,
+    epoch: int | None = None,
+    processes: int | None = None,
+    every: int = 1,
+    prompts: str | None = None,
+    device: str = "auto",
+    facts: bool = False,
+    frames: bool = False,
+    batch: int = 64,
+    service: str = "",
+    indicators: bool | None = None,
+    allow_untrained: bool = False,
+    write: bool = False,
+    on_episode: Callable[[int], None] = lambda done: None,
+    on_note: Callable[[str], None] = lambda text: None,
+) -> pl.DataFrame:
+    """One row per step of a run's evaluation episodes, with what scorers make of the state after every k-th step.
+
+    `scorers` are names, loaded with `prompts` on `device` as `judges_of` says, by default the run's own; or scorers.
+    `service` is the address of a scoring service that has the models, if not this process.
+    One gives the columns `similarity_0`, ..., `positive`, `negative`, `margin`, `kappa`, and `gate_scale` and
+    `gate_centre`; several give them with their name and an underscore in front. Scores are null at steps that were not
+    scored. kappa is that of a judge's gate; a scorer that is given without one has the prior-symmetric one.
+
+    The environment's progress is there under its own names, `hazard` is null where it has none, and `facts` adds its
+    privileged measures as `fact_<name>`. `batch` frames are scored together. `indicators` draws the simulator's cost
+    indicators into frames, or leaves them out, whatever the run did: what they give away is the difference of the two.
+
+    `write` puts the table into the run, in place of an earlier one, as `traces/<protocol>.parquet`, or under a name of
+    its own where `indicators` departs from the run; `frames` adds pictures of the scored steps. The other arguments are
+    those of `evaluate`.
+    """
+    for name, value in (("every", every), ("batch", batch)):
+        if value < 1:
+            raise InputError(f"{name} is {value}; it must be at least 1")
+    if frames and not write:
+        raise InputError("frames are kept in the run directory; pass write=True with frames=True")
+    plan = Plan.of(
+        run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
+        allow_untrained=allow_untrained, on_note=on_note,
+    )  # fmt: skip
+    if indicators is not None:
+        plan = dataclasses.replace(plan, spec=env_spec(plan.run.config.env, indicators=indicators))
+    path = trace_path(plan.run, plan.protocol, epoch, indicators)
+    if write:
+        require_writable(path)
+    judges = _judges(plan, scorers, prompts, device, batch, service)
+    for judge in judges.values():
+        for note in judge.scorer.notes(plan.run.config.env):
+            on_note(note)
+    recordings, table = _record(plan, judges, every, batch, facts, frames, on_episode)
+    if write:
+        album = pl.concat(_pictures(recording) for recording in recordings) if frames else None
+        write_trace(path, table, _about(plan, judges, every), album)
+    return table
+
+
+def _pictures(recording: Recording) -> pl.DataFrame:
+    """Each picture with the step that it is of."""
+    scored = recording.steps.filter("scored")
+    return scored.select("episode", "step", picture=pl.Series(values=recording.pictures, dtype=pl.Binary))
+
+
+def _judges(
+    plan: Plan,
+    scorers: Mapping[str, Scorer | Judge] | Scorer | Sequence[str],
+    prompts: str | None,
+    device: str,
+    batch: int,
+    service: str,
+) -> dict[str, Judge]:
+    if isinstance(scorers, Scorer):
+        return {"": Judge(scorers)}
+    if isinstance(scorers, Mapping):
+        return {name: one if isinstance(one, Judge) else Judge(one) for name, one in scorers.items()}
+    return judges_of(plan, scorers, prompts, device=device, batch=batch, service=service)
+
+
+def _record(
+    plan: Plan,
+    judges: Mapping[str, Judge],
+    every: int,
+    batch: int,
+    facts: bool,
+    keep: bool,
+    on_episode: Callable[[int], None],
+) -> tuple[list[Recording], pl.DataFrame]:
+    """Every task recorded, and the table of all of them."""
+    with Bench(judges) as bench:
+        looks_at_frames = "frame" in bench.looks
+        recipe = plan.recipe(frames=looks_at_frames or keep)
+        stream = Stream(stacked(_frame_shape(recipe, plan), bench.frames), block=batch) if looks_at_frames else None
+        tasks = [TraceTask(task, bench.looks, every, facts, bench.frames, keep) for task in plan.tasks]
+        reader = bench if looks_at_frames else None
+        share = plan.episodes // len(tasks)
+        recordings = plan.execute(tasks, recipe, lambda done: on_episode(done * share), stream, reader)
+        tables = [
+            _table(recording, bench.similarities(i, recording.inputs), judges) for i, recording in enumerate(recordings)
+        ]
+    joined = pl.concat(tables, how="diagonal").with_columns(
+        protocol=pl.lit(plan.protocol.name, pl.String),
+        deterministic=pl.lit(not plan.protocol.stochastic, pl.Boolean),
+        checkpoint_epoch=pl.lit(plan.checkpoint.epoch, pl.Int64),
+    )
+    # What every trace has first, then what this one has besides, in the order in which it came.
+    return recordings, joined.select(*SCHEMA, *(name for name in joined.columns if name not in SCHEMA))
+
+
+def _frame_shape(recipe: EnvRecipe, plan: Plan) -> tuple[int, ...]:
+    """Found by making the environment once in a worker."""
+    with WorkerPool[Dimensions](recipe, size=1) as pool:
+        answers = pool.run([DescribeTask("frame", plan.tasks[0].scenarios[0])])
+    assert answers is not None
+    assert answers[0].frame is not None
+    return answers[0].frame
+
+
+def _table(recording: Recording, found: Mapping[str, Similarities], judges: Mapping[str, Judge]) -> pl.DataFrame:
+    """A task's steps, with scores where there are any."""
+    scored = recording.steps["scored"].to_numpy()
+    columns: list[pl.Series | pl.Expr] = []
+    for name, judge in judges.items():
+        prefix, similarities = _prefix(name), found[name]
+        scores = apply_rule("decoupled", similarities, judge.scorer.groups, judge.scorer.bounds)
+        values: dict[str, NDArray[Any]] = {f"similarity_{i}": column for i, column in enumerate(similarities.T)}
+        values |= {"positive": scores.positive, "negative": scores.negative, "margin": scores.margin}
+        values |= {"kappa": judge.gate(scores)}
+        for column, present in values.items():
+            spread = np.full(len(scored), np.nan, present.dtype)
+            spread[scored] = present
+            columns.append(pl.Series(prefix + column, spread, nan_to_null=True))
+        for level, value in gate_levels(judge.gate).items():
+            columns.append(pl.lit(value, pl.Float64).alias(f"{prefix}gate_{level}"))
+    return recording.steps.with_columns(columns)
+
+
+def _prefix(name: str) -> str:
+    """What the names of a judge's columns begin with."""
+    return f"{name}_" if name else ""
+
+
+def _about(plan: Plan, judges: Mapping[str, Judge], every: int) -> dict[str, Any]:
+    """What cannot be told from the table: who looked, with which words."""
+    config = plan.run.config
+    return {
+        "env": config.env,
+        "method": config.method,
+        "seed": config.seed,
+        "protocol": plan.protocol.name,
+        "deterministic": not plan.protocol.stochastic,
+        "episodes": plan.episodes,
+        "checkpoint_epoch": plan.checkpoint.epoch,
+        "indicators": bool(plan.spec.indicators),
+        "every": every,
+        "fingerprint": plan.fingerprint,
+        "scorers": [judge.describe(_prefix(name)) for name, judge in judges.items()],
+    }

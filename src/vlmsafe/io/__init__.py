@@ -1,0 +1,1 @@
+"""Files, locks and images: what every room that writes uses."""

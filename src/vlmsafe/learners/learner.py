@@ -1,0 +1,215 @@
+"""What all learners share: networks with their optimisers, and passes of minibatches over an epoch.
+
+A learner contributes its policy loss (`PolicyLoss`); minibatches, clipping and early stopping are here.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from vlmsafe.config.settings import LearnerConfig
+from vlmsafe.learners.advantages import Batch
+from vlmsafe.learners.gaussian import mean_kl
+from vlmsafe.learners.networks import POLICY, Shape, Stack
+from vlmsafe.learners.policy import LOG_SQRT_2PI, Policy
+from vlmsafe.numerics.adam import Adam
+from vlmsafe.numerics.normaliser import Array
+
+Index = NDArray[np.int64]
+
+
+class Samples(NamedTuple):
+    """A minibatch as a policy loss sees it."""
+
+    rows: Index
+    """Which rows of the batch these are."""
+    ratios: Array
+    """Probability of each action taken, new over old."""
+    mean: Array
+    """[n, actions], of the current policy."""
+    log_std: Array
+
+
+class Slope(NamedTuple):
+    """A policy loss and its derivatives; the parameters follow by the chain rule."""
+
+    loss: float
+    log_probs: Array
+    """With respect to each action's log-probability."""
+    mean: Array | None = None
+    """With respect to the means directly, for losses that contain a divergence."""
+    log_std: Array | None = None
+
+
+PolicyLoss = Callable[[Samples], Slope]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What an update did: means over its minibatches, and how far the policy moved."""
+
+    policy_loss: float
+    critic_losses: tuple[float, ...]
+    kl: float
+    """Divergence of the new policy from the one that collected the samples, summed over actions."""
+    passes: int
+    entropy: float
+
+
+class Learner(abc.ABC):
+    """Networks and their optimisers, and the minibatch loop."""
+
+    critics: int = 2
+    """One for rewards and, where the learner uses it, one for costs; further ones a run may add."""
+
+    def __init__(
+        self, observation: int, action: int, config: LearnerConfig, rng: np.random.Generator, more_critics: int = 0
+    ) -> None:
+        self.config = config
+        self.critics = type(self).critics + more_critics
+        self.shape = Shape(observation, config.hidden, action, self.critics)
+        self.networks = Stack(self.shape)
+        self.networks.initialise(rng, config.initial_std)
+        self._gradient = Stack(self.shape)
+        # Temporaries of this size would come from the system afresh, page by page, at every minibatch.
+        self._scratch = np.empty_like(self.networks.block[POLICY + 1 :])
+        self._adam = Adam(self.networks.block)
+        self._learning_rates = [config.actor_lr] + [config.critic_lr] * self.critics
+
+    def update(self, batch: Batch, multiplier: float, cost_gap: float, rng: np.random.Generator) -> Losses:
+        """Improve the policy on one epoch's samples, and fit the critics to them.
+
+        `multiplier` is the price of cost after this epoch, zero for a learner without one; `cost_gap` is J_C - d.
+        """
+        # One thread: the products are far too small to share, and the order of additions stays the same everywhere.
+        # Numbers that overflow show in the losses, which the caller checks once instead of being warned many times.
+        with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
+            return self._update(batch, multiplier, cost_gap, rng)
+
+    @abc.abstractmethod
+    def _update(self, batch: Batch, multiplier: float, cost_gap: float, rng: np.random.Generator) -> Losses:
+        """The learner's own update."""
+
+    def policy(self) -> Policy:
+        """A copy of the current policy."""
+        return self.networks.policy()
+
+    def values(self, observations: Array) -> Array:
+        """[critics, N]: each critic's value of each observation."""
+        with threadpool_limits(1):
+            return self.networks.forward(observations, slice(POLICY + 1, None))[-1][:, :, 0]
+
+    def policy_mean(self, observations: Array) -> Array:
+        """[N, actions]: the policy's mean action for each observation."""
+        return self.networks.forward(observations, slice(POLICY, POLICY + 1))[-1][0]
+
+    def set_actor_lr(self, epoch: int, epochs: int) -> None:
+        """The policy's learning rate in epoch `epoch` (from 0) of `epochs`: linear from its initial value to zero."""
+        factor = 1.0 - epoch / epochs if self.config.lr_decay else 1.0
+        self._learning_rates[POLICY] = self.config.actor_lr * factor
+
+    def minimise(
+        self, batch: Batch, loss: PolicyLoss | None, rng: np.random.Generator, networks: range | None = None
+    ) -> Losses:
+        """Up to `update_iters` passes over the batch in random minibatches, for all networks or some.
+
+        After each pass the divergence on the whole batch decides whether another follows; the pass that overshot the
+        target is kept.
+        """
+        config, count = self.config, len(batch)
+        networks = range(self.shape.networks) if networks is None else networks
+        old_mean, old_log_std = self.policy_mean(batch.observations), self.networks.log_std.copy()
+        totals = np.zeros(self.shape.networks)
+        minibatches, passes, kl = 0, 0, 0.0
+        for _ in range(config.update_iters):
+            order = rng.permutation(count)
+            for start in range(0, count, config.batch_size):
+                totals += self._minibatch(batch, loss, order[start : start + config.batch_size], networks)
+                minibatches += 1
+            passes += 1
+            if loss is None:
+                continue  # the policy does not move
+            kl = mean_kl(old_mean, old_log_std, self.policy_mean(batch.observations), self.networks.log_std)
+            if config.kl_early_stop and kl > config.target_kl:
+                break
+        policy_loss, *critic_losses = (totals / minibatches).tolist()
+        return Losses(policy_loss, tuple(critic_losses), kl, passes, self.entropy())
+
+    def entropy(self) -> float:
+        """Entropy of the policy, the same in every state."""
+        return float(np.sum(self.networks.log_std + 0.5 + LOG_SQRT_2PI))
+
+    def _minibatch(self, batch: Batch, loss: PolicyLoss | None, rows: Index, networks: range) -> NDArray[np.float64]:
+        """One step of the chosen networks on some rows of the batch; the loss of each network."""
+        config, stack, gradient = self.config, self.networks, self._gradient
+        first, chosen = networks.start, slice(networks.start, networks.stop)
+        losses = np.zeros(self.shape.networks)
+        observations = batch.observations.take(rows, axis=0)
+        activations = stack.forward(observations, chosen)
+        output = activations[-1]
+        d_output = np.zeros_like(output)
+        d_log_std: Array | None = None
+        if loss is not None:
+            losses[POLICY], d_log_std = self._policy_slope(batch, loss, rows, output[POLICY], d_output[POLICY])
+        if networks.stop > POLICY + 1:
+            # Critics: mean squared error; its gradient reaches the first output only.
+            critics = slice(POLICY + 1 - first, None)
+            error = output[critics, :, 0] - batch.targets[:, rows]
+            d_output[critics, :, 0] = error * np.float32(2.0 / len(rows))
+            losses[POLICY + 1 :] = (error * error).sum(axis=1) / len(rows)
+        stack.backward(observations, activations, d_output, gradient, chosen)
+        if d_log_std is not None:
+            gradient.log_std[:] = d_log_std
+        if networks.stop > POLICY + 1:
+            # Weight penalty on all parameters of the critics.
+            np.multiply(stack.block[POLICY + 1 :], np.float32(2.0 * config.critic_penalty), out=self._scratch)
+            gradient.block[POLICY + 1 :] += self._scratch
+        for row in gradient.block[chosen]:  # each network's gradient norm is clipped on its own
+            norm = math.sqrt(np.dot(row, row))
+            if norm > config.max_grad_norm:
+                row *= np.float32(config.max_grad_norm / (norm + 1e-6))
+        self._adam.step(gradient.block, self._learning_rates, networks)
+        return losses
+
+    def _policy_slope(
+        self, batch: Batch, loss: PolicyLoss, rows: Index, mean: Array, d_mean: Array
+    ) -> tuple[float, Array]:
+        """The policy loss; its gradient goes to `d_mean` and, for the log standard deviation, to the caller.
+
+        The learner gives the derivative with respect to the log-probabilities of the actions taken; the chain rule of
+        the Gaussian carries it on to the mean and the log standard deviation.
+        """
+        log_std = self.networks.log_std
+        inverse_std = np.exp(-log_std)
+        noise = (batch.actions[rows] - mean) * inverse_std
+        squared = noise * noise
+        log_probs = squared.sum(axis=1) * np.float32(-0.5)
+        log_probs -= np.float32(log_std.sum() + LOG_SQRT_2PI * len(log_std))
+        slope = loss(Samples(rows, np.exp(log_probs - batch.log_probs[rows]), mean, log_std))
+        column = slope.log_probs[:, None]
+        np.multiply(noise * inverse_std, column, out=d_mean)
+        bonus = np.float32(self.config.entropy_coef / len(log_std))  # on the entropy's mean over actions
+        d_log_std = ((squared - np.float32(1.0)) * column).sum(axis=0) - bonus
+        if slope.mean is not None:
+            d_mean += slope.mean
+        if slope.log_std is not None:
+            d_log_std += slope.log_std
+        return slope.loss, d_log_std
+
+    def state(self) -> dict[str, Array]:
+        """Networks and optimiser moments as named arrays."""
+        moments = {f"adam.{name}": array for name, array in self._adam.state().items()}
+        return {"networks": self.networks.block.copy(), **moments}
+
+    def load_state(self, arrays: Mapping[str, Array]) -> None:
+        """Continue from `state`."""
+        self.networks.block[:] = arrays["networks"]
+        self._adam.load_state({name: arrays[f"adam.{name}"] for name in self._adam.state()})

@@ -1,0 +1,1 @@
+"""Numpy pieces that learners and the RND scorer share."""

@@ -1,0 +1,1 @@
+"""The paper's published tables, and ours side by side with them."""

@@ -1,0 +1,146 @@
+"""The paper's printed numbers as tables.
+
+Each table of the paper that holds numbers is one CSV in `tables/`, or two where it has two panels; `index.yaml`
+describes them. Two more hold numbers that only the running text gives. `contradictions.yaml` is for summaries that
+the paper's own numbers do not give, with both values, and for sentences that do not fit its tables; a test computes
+the former anew.
+
+>>> families = published("conf-families").filter(kind="seed", family="A")
+>>> families["cost_last_10"].mean()
+22.54
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from io import StringIO
+from typing import Any, Literal
+
+import msgspec
+import polars as pl
+import yaml
+
+from vlmsafe.errors import unknown_name
+
+_FOLDER = resources.files("vlmsafe.paper") / "tables"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds; the same in every table."""
+
+    type: Literal["str", "int", "float", "bool"]
+    unit: str
+    means: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of the paper."""
+
+    name: str
+    label: str
+    """Its label in the paper; `text` for numbers from the running text."""
+    about: str
+    protocol: str
+    """The training window or evaluation its numbers come from, in the words of `windows()`."""
+    rows: str
+    """What a row is, and which rows are summaries."""
+    columns: dict[str, Column]
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A cell of the paper that its own printed numbers do not give, whatever their rounding."""
+
+    table: str
+    """The table with the cell."""
+    row: str
+    column: str
+    printed: str
+    computed: float
+    """From the numbers in `source`."""
+    tolerance: float
+    """How far the two may lie apart through rounding: half a unit of the printed digit, and that of the sources."""
+    source: str
+    """The table it was computed from."""
+
+
+@dataclass(frozen=True)
+class Misstatement:
+    """Something the paper says that a table of its own does not bear out."""
+
+    where: str
+    says: str
+    but: str
+
+
+def tables() -> list[Table]:
+    """All tables, in the paper's order; those from the running text last."""
+    return list(_tables().values())
+
+
+def table(name: str) -> Table:
+    """The description of one table."""
+    if name not in (known := _tables()):
+        raise unknown_name("published table", name, known)
+    return known[name]
+
+
+def published(name: str, printed: bool = False) -> pl.DataFrame:
+    """One table; cells without a number are null.
+
+    `printed` leaves every cell as the text in the paper, so that the digits tell how far it was rounded.
+    """
+    chosen = table(name)
+    text = (_FOLDER / f"{name}.csv").read_text(encoding="utf-8")
+    frame = pl.read_csv(StringIO(text), infer_schema_length=0)
+    if printed:
+        return frame
+    return frame.select(_typed(pl.col(column), about.type) for column, about in chosen.columns.items())
+
+
+def windows() -> dict[str, str]:
+    """Training windows and evaluations by the names that tables use."""
+    return dict(_read("index.yaml")["windows"])
+
+
+def left_out() -> dict[str, str]:
+    """Labels of the paper's tables that are not here, each with the reason."""
+    return dict(_read("index.yaml")["left_out"])
+
+
+def contradictions() -> list[Contradiction]:
+    """Every cell known to disagree with the numbers it sums up."""
+    return msgspec.convert(_read("contradictions.yaml")["cells"], list[Contradiction])
+
+
+def misstatements() -> list[Misstatement]:
+    """Every sentence known not to fit a table."""
+    return msgspec.convert(_read("contradictions.yaml")["statements"], list[Misstatement])
+
+
+def _typed(cell: pl.Expr, kind: str) -> pl.Expr:
+    if kind == "str":
+        return cell
+    if kind == "bool":
+        return cell == "true"
+    return cell.cast(pl.Int64 if kind == "int" else pl.Float64)
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((_FOLDER / name).read_text(encoding="utf-8"))
+    return content
+
+
+@cache
+def _tables() -> dict[str, Table]:
+    index = _read("index.yaml")
+    vocabulary = msgspec.convert(index["columns"], dict[str, Column])
+    return {
+        name: Table(name=name, **{**entry, "columns": {column: vocabulary[column] for column in entry["columns"]}})
+        for name, entry in index["tables"].items()
+    }

@@ -1,0 +1,1 @@
+"""The charts of a report: which numbers go on which axes."""

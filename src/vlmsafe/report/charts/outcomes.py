@@ -1,0 +1,296 @@
+"""The figures of outcomes: run by run, by arm, by protocol, against progress, over settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
+from vlmsafe.analysis.tables import floats
+from vlmsafe.comparison.claims import Outcome
+from vlmsafe.comparison.outcomes import values_of
+from vlmsafe.comparison.settings import effective
+from vlmsafe.report.charts.training import budget_rules
+from vlmsafe.report.dataset import Material
+from vlmsafe.report.elements import (
+    Axis,
+    Bar,
+    Chart,
+    Dots,
+    Mark,
+    Missing,
+    Panel,
+    Rule,
+    Span,
+)
+from vlmsafe.report.measures import (
+    is_rate,
+    make_chart,
+    mean_of,
+    varied,
+    window_name,
+    word_of,
+)
+from vlmsafe.report.request import Entry
+from vlmsafe.runs.records import Arm
+
+PROGRESS = ("route_completion", "net_progress", "path", "distance")
+_MOST_EPISODES = 400
+"""Episodes drawn per arm; more would be a cloud, and a page too large to send."""
+
+
+def dots(material: Material, entry: Entry) -> Chart | Missing:
+    """One dot per run, with each arm's mean and interval."""
+    panels = []
+    envs = material.envs(entry)
+    outcomes: tuple[Outcome, ...] = (entry.outcome,) if entry.outcome else ("cost", "catastrophe", "env_return")
+    for env in envs:
+        source = material.source(env, entry)
+        for outcome in outcomes:
+            arms = [arm for arm in material.arms(env, entry) if values_of(arm, outcome, source, entry.window)]
+            if not arms:
+                continue
+            scale, marks = 100.0 if is_rate(outcome) else 1.0, list[Mark]()
+            if outcome == "cost":
+                marks += budget_rules(arms, "y")
+            for place, arm in enumerate(arms):
+                values = {key: scale * value for key, value in values_of(arm, outcome, source, entry.window).items()}
+                marks += list(seed_marks(arm.name, place, values))
+            names = tuple(arm.name for arm in arms)
+            unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
+            low = 0.0 if outcome != "env_return" else None
+            panels.append(Panel(f"{word_of(outcome).capitalize()}, {env}", Axis(unit, low=low), Axis("", names), marks))
+    if not panels:
+        return Missing(entry.kind, "Run by run", "no run has results yet")
+    sources = list(dict.fromkeys(material.source(env, entry) for env in envs))
+    where = [source if source != "training" else f"training ({window_name(entry.window)})" for source in sources]
+    caption = (
+        f"From: {', '.join(where)}. A dot is a run; the bar is the mean with its 95 % bootstrap interval over runs."
+    )
+    return make_chart(material, entry, "Run by run", panels, caption, legend=False)
+
+
+def seed_marks(group: str, place: float, values: dict[int | str, float], along: str = "x") -> Iterator[Mark]:
+    """A dot for each run of an arm, spread a little across, and the mean with its interval."""
+    numbers = list(values.values())
+    spread = 0.16 if len(numbers) > 1 else 0.0
+    across = [place - 0.12 + spread * (2 * i / max(len(numbers) - 1, 1) - 1) for i in range(len(numbers))]
+    names = [f"seed {key}" if isinstance(key, int) else str(key) for key in values]
+    yield Dots(group, numbers, across, names) if along == "x" else Dots(group, across, numbers, names)
+    if len(numbers) == 1:
+        return  # it is its own mean
+    mean = float(np.mean(numbers))
+    low = high = mean
+    if len(numbers) >= LEAST:
+        interval = bootstrap_mean(numbers, resamples=2000)
+        low, high = interval.low, interval.high
+    yield Span(group, place + 0.25, mean, low, high, "x" if along == "x" else "y", f"{group}, mean of {len(numbers)}")
+
+
+def _below(mean: float, spread: float, outcome: Outcome) -> float:
+    """Where an interval of one deviation begins: costs and rates have nothing below zero."""
+    return mean - spread if outcome == "env_return" else max(0.0, mean - spread)
+
+
+def bars(material: Material, entry: Entry) -> Chart | Missing:
+    """Means per arm with deviation and runs; the arm without a signal as a line."""
+    outcome: Outcome = entry.outcome or "catastrophe"
+    panels = []
+    for env in material.envs(entry):
+        source = material.source(env, entry)
+        arms = [arm for arm in material.arms(env, entry) if values_of(arm, outcome, source, entry.window)]
+        marks: list[Mark] = []
+        scale = 100.0 if is_rate(outcome) else 1.0
+        for place, arm in enumerate(arms):
+            values = np.array(list(values_of(arm, outcome, source, entry.window).values())) * scale
+            mean, spread = float(values.mean()), float(values.std())
+            marks.append(Bar(arm.name, place, mean, name=f"{arm.name}, mean of {len(values)}"))
+            low = _below(mean, spread, outcome)
+            marks.append(Span(arm.name, place, mean, low, mean + spread, "x", f"{arm.name} ± deviation"))
+            if not arm.has_signal:
+                marks.append(Rule(mean, arm.name, "y"))
+        if marks:
+            unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
+            names = tuple(arm.name for arm in arms)
+            panels.append(Panel(f"{env} ({source})", Axis(unit, low=0.0), Axis("", names), marks))
+    if not panels:
+        return Missing(entry.kind, "Outcome by arm", f"no arm has a {word_of(outcome)}")
+    caption = "Means over runs, ± one population deviation. Dashed: arms without a signal."
+    return make_chart(material, entry, f"{word_of(outcome).capitalize()} by arm", panels, caption, legend=False)
+
+
+def protocols(material: Material, entry: Entry) -> Chart | Missing:
+    """One outcome of each arm under each evaluation protocol, environments side by side."""
+    outcome: Outcome = entry.outcome or "catastrophe"
+    envs = material.envs(entry)
+    names = list(dict.fromkeys(name for env in envs for name in material.protocols(env, entry)))
+    if len(names) < (1 if entry.asked else 2):
+        return Missing(entry.kind, "Protocols", "runs were evaluated by one protocol only")
+    scale = 100.0 if is_rate(outcome) else 1.0
+    panels = []
+    for name in names:
+        shown = [env for env in envs if name in material.protocols(env, entry)]
+        marks: list[Mark] = []
+        for place, env in enumerate(shown):
+            arms = [arm for arm in material.arms(env, entry) if values_of(arm, outcome, name)]
+            width = 0.8 / max(len(arms), 1)
+            for i, arm in enumerate(arms):
+                values = np.array(list(values_of(arm, outcome, name).values())) * scale
+                at = place - 0.4 + width * (i + 0.5)
+                mean, spread = float(values.mean()), float(values.std())
+                marks.append(
+                    Bar(arm.name, at, mean, width=0.9 * width, name=f"{arm.name}, {env}, mean of {len(values)}")
+                )
+                low = _below(mean, spread, outcome)
+                marks.append(Span(arm.name, at, mean, low, mean + spread, "x", f"{arm.name} ± deviation"))
+        if marks:
+            unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
+            panels.append(Panel(f"Protocol {name}", Axis(unit, low=0.0), Axis("", tuple(shown)), marks))
+    if not panels:
+        return Missing(entry.kind, "Protocols", "no run has been evaluated; vlmsafe evaluate RUN makes one")
+    caption = "Means over runs ± one population deviation. Protocols differ in scenarios, traffic and episodes."
+    return make_chart(material, entry, f"{word_of(outcome).capitalize()} by protocol", panels, caption)
+
+
+def evaluation_summary(material: Material, entry: Entry) -> Chart | Missing:
+    """Four panels over environments: catastrophe rates, cost by run, return against cost, relative change."""
+    envs = [env for env in material.envs(entry) if material.source(env, entry) != "training"]
+    rate_marks: list[Mark] = []
+    cost_marks: list[Mark] = []
+    pair_marks: list[Mark] = []
+    for place, env in enumerate(envs):
+        source, arms = material.source(env, entry), material.arms(env, entry)
+        width = 0.8 / max(len(arms), 1)
+        for i, arm in enumerate(arms):
+            at = place - 0.4 + width * (i + 0.5)
+            rates = [100 * value for value in values_of(arm, "catastrophe", source).values()]
+            costs = values_of(arm, "cost", source)
+            if rates:
+                name = f"{arm.name}, {env}, mean of {len(rates)}"
+                rate_marks.append(Bar(arm.name, at, float(np.mean(rates)), width=0.9 * width, name=name))
+            if costs:
+                across = [at + 0.25 * width * (2 * k / max(len(costs) - 1, 1) - 1) for k in range(len(costs))]
+                cost_marks.append(Dots(arm.name, list(costs.values()), across, [f"{env}, seed {key}" for key in costs]))
+                own = values_of(arm, "env_return", source)
+                shared = [key for key in costs if key in own]
+                both = [own[key] for key in shared], [costs[key] for key in shared]
+                pair_marks.append(Dots(arm.name, *both, [f"{env}, seed {key}" for key in shared]))
+    if not rate_marks:
+        return Missing(entry.kind, "Evaluation", "no run has an evaluation; vlmsafe evaluate RUN makes one")
+    names = tuple(envs)
+    panels = [
+        Panel("Catastrophe rate", Axis("catastrophe rate, %", low=0.0), Axis("", names), rate_marks),
+        Panel("Cost by run", Axis("mean episode cost", low=0.0), Axis("", names), cost_marks),
+        Panel("Return against cost", Axis("mean environment return"), Axis("mean episode cost", low=0.0), pair_marks),
+    ]
+    change = _relative_change(material, entry, envs)
+    if change:
+        axis = Axis("relative reduction of catastrophes, %")
+        panels.append(Panel("Relative change", axis, Axis("", names), [Rule(0.0, along="y"), *change]))
+    caption = "Runs are dots. Relative change: positive where the first arm of a comparison has fewer catastrophes."
+    return make_chart(material, entry, "Evaluation at a glance", panels, caption)
+
+
+def _relative_change(material: Material, entry: Entry, envs: Sequence[str]) -> list[Mark]:
+    pairs = {(one.env, one.claim.first): one for one in reversed(material.comparisons(entry)) if one.env in envs}
+    names = [name for name in material.arm_names if any(first == name for _, first in pairs)]
+    width, marks = 0.8 / max(len(names), 1), list[Mark]()
+    for (env, first), one in pairs.items():
+        source = material.source(env, entry)
+        a, b = (list(values_of(arm, "catastrophe", source).values()) for arm in (one.first, one.second))
+        if a and b and np.mean(b) > 0:
+            change = 100 * float((np.mean(b) - np.mean(a)) / np.mean(b))
+            at = envs.index(env) - 0.4 + width * (names.index(first) + 0.5)
+            marks.append(Bar(first, at, change, width=0.9 * width, name=f"{env}, {one.claim}"))
+    return marks
+
+
+def cost_progress(material: Material, entry: Entry) -> Chart | Missing:
+    """Cost against how far the agent got: an arm that stands still is not safer."""
+    panels = []
+    envs = material.envs(entry)
+    for env in envs:
+        source, arms = material.source(env, entry), material.arms(env, entry)
+        if source == "training":
+            continue
+        runs = [run for arm in arms for run in arm.runs if source in run.evaluations]
+        columns = [name for name in PROGRESS if any(mean_of(run, source, name) is not None for run in runs)][:1]
+        for column in [*columns, "env_return"]:
+            marks = list(_scatter(arms, source, column))
+            if marks:
+                name = {"env_return": "environment return"}.get(column, column.replace("_", " "))
+                title = f"Cost against {name}" + (f", {env}" if len(envs) > 1 else "")
+                panels.append(Panel(title, Axis(name), Axis("episode cost", low=0.0), [*budget_rules(arms), *marks]))
+    if not panels:
+        return Missing(entry.kind, "Cost against progress", "no run has an evaluation; vlmsafe evaluate RUN makes one")
+    caption = (
+        "Small: evaluation episodes, thinned out where an arm has many. Large: means of runs. Low cost at the left is "
+        "little driving."
+    )
+    keys = (("faint-dot", "episode"), ("dot", "mean of a run"))
+    return make_chart(material, entry, "Cost against progress", panels, caption, keys)
+
+
+def _scatter(arms: Sequence[Arm], source: str, column: str) -> Iterator[Mark]:
+    large: list[Mark] = []
+    for arm in arms:
+        x: list[float] = []
+        y: list[float] = []
+        names: list[str] = []
+        means: list[tuple[float, float, str]] = []
+        for run in arm.runs:
+            table = run.evaluations.get(source)
+            if table is None or column not in table.columns:
+                continue
+            a, b = floats(table, column), floats(table, "cost")
+            known = np.isfinite(a) & np.isfinite(b)
+            x += a[known].tolist()
+            y += b[known].tolist()
+            names += [f"{run.name}, episode {i}" for i in np.flatnonzero(known)]
+            if known.any():
+                means.append((float(a[known].mean()), float(b[known].mean()), run.name))
+        if means:
+            every = max(1, -(-len(x) // _MOST_EPISODES))
+            yield Dots(arm.name, x[::every], y[::every], names[::every], faint=True)
+            large.append(Dots(arm.name, [m[0] for m in means], [m[1] for m in means], [m[2] for m in means]))
+    yield from large
+
+
+def sweep(material: Material, entry: Entry) -> Chart | Missing:
+    """An outcome over a numeric setting."""
+    outcome: Outcome = entry.outcome or "cost"
+    panels = []
+    for env in material.envs(entry):
+        arms, source = material.arms(env, entry), material.source(env, entry)
+        candidates = entry.over or tuple(varied(arms))
+        numeric = [name for name in candidates if sum(_number(arm, name) is not None for arm in arms) > 1]
+        for setting in numeric[:2]:
+            marks: list[Mark] = []
+            if outcome == "cost" and setting != "budget":
+                marks += budget_rules(arms)
+            for arm in arms:
+                at, values = _number(arm, setting), values_of(arm, outcome, source, entry.window)
+                if at is None or not values:
+                    continue
+                scale = 100.0 if is_rate(outcome) else 1.0
+                numbers = [scale * value for value in values.values()]
+                names = [f"seed {key}" for key in values]
+                marks.append(Dots(arm.name, [at] * len(numbers), numbers, names, faint=True))
+                mean, spread = float(np.mean(numbers)), float(np.std(numbers))
+                low = _below(mean, spread, outcome)
+                marks.append(Span(arm.name, at, mean, low, mean + spread, "y", f"{arm.name}, mean"))
+            if marks:
+                unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
+                panels.append(Panel(f"{setting}, {env}", Axis(setting), Axis(unit, low=0.0), marks))
+    if not panels:
+        return Missing(entry.kind, "Sweep", "no numeric setting is varied between arms that have results")
+    caption = "Single runs, and their mean ± one population deviation."
+    return make_chart(material, entry, f"{word_of(outcome).capitalize()} over settings", panels, caption)
+
+
+def _number(arm: Arm, setting: str) -> float | None:
+    """A numeric setting, where it has an effect in this arm."""
+    value: Any = effective(arm.first.settings).get(setting)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,141 @@
+"""The figures of training: curves with their seeds, the multiplier and its terms, scores.
+
+The environment's return and the shaped return never share an axis: one is the task's, the other holds the bonus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from vlmsafe.report.dataset import Material
+from vlmsafe.report.elements import (
+    Axis,
+    Band,
+    Chart,
+    Line,
+    Mark,
+    Missing,
+    Panel,
+    Rule,
+)
+from vlmsafe.report.measures import SEEDS, make_chart
+from vlmsafe.report.request import Entry
+from vlmsafe.runs.records import Arm, RunRecord
+
+
+def curve_marks(arms: Sequence[Arm], column: str, floor: float = -np.inf) -> Iterator[Mark]:
+    """Of each arm: its runs faint, the band of one population deviation, and the mean over runs, by steps.
+
+    Runs of an arm are averaged over the epochs that all of them have, so that a run that ended early moves no mean.
+    A band ends at `floor`, below which the quantity cannot be.
+    """
+    for arm in arms:
+        series = [found for run in arm.runs if (found := _series(run, column))]
+        if not series:
+            continue
+        several = len(series) > 1
+        for name, steps, values in series if several else []:
+            yield Line(arm.name, steps, values, name, faint=True)
+        shared = min(len(steps) for _, steps, _ in series)
+        rows = [[np.nan if value is None else value for value in values[:shared]] for _, _, values in series]
+        table = np.array(rows, np.float64)
+        known = np.asarray(~np.isnan(table).all(axis=0))
+        if not known.any():
+            continue
+        x = [step for step, own in zip(series[0][1][:shared], known, strict=True) if own]
+        mean, spread = np.nanmean(table[:, known], axis=0), np.nanstd(table[:, known], axis=0)
+        if several:
+            yield Band(arm.name, x, np.maximum(mean - spread, floor).tolist(), (mean + spread).tolist())
+        yield Line(arm.name, x, mean.tolist(), "mean" if several else series[0][0])
+
+
+def _series(run: RunRecord, column: str) -> tuple[str, list[float], list[float | None]] | None:
+    values = [row.get(column) for row in run.epochs]
+    if all(value is None for value in values):
+        return None
+    return run.name, [float(row["steps"]) for row in run.epochs], values
+
+
+def budget_rules(arms: Sequence[Arm], along: Literal["x", "y"] = "x") -> list[Rule]:
+    """A line for each budget that some arm has."""
+    budgets = {arm.first.config.budget for arm in arms if arm.first.config.budget is not None}
+    return [Rule(budget, f"budget {budget:g}", along) for budget in sorted(budgets)]
+
+
+def _steps() -> Axis:
+    return Axis("environment steps", low=0.0)
+
+
+def curves(material: Material, entry: Entry) -> Chart | Missing:
+    """Cost, environment return and shaped return over training."""
+    panels = []
+    envs = material.envs(entry)
+    for env in envs:
+        arms = material.arms(env, entry)
+        where = f", {env}" if len(envs) > 1 else ""
+        rules = budget_rules(arms)
+        cost = list(curve_marks(arms, "episode_cost", 0.0))
+        if cost:
+            panels.append(
+                Panel(f"Episode cost J_C{where}", _steps(), Axis("cost per episode", low=0.0), [*rules, *cost])
+            )
+        own = list(curve_marks(arms, "env_return"))
+        if own:
+            panels.append(Panel(f"Environment return{where}", _steps(), Axis("return without bonus"), own))
+        shaped = list(curve_marks([arm for arm in arms if arm.has_signal], "shaped_return"))
+        if shaped:
+            panels.append(Panel(f"Shaped return{where}", _steps(), Axis("return with the bonus"), shaped))
+    if not panels:
+        return Missing(entry.kind, "Training curves", "no run has finished an epoch")
+    caption = (
+        "Means over the last finished episodes at each epoch. The shaped return holds the signal's bonus: it has an "
+        "axis of its own, and does not compare arms."
+    )
+    return make_chart(material, entry, "Training curves", panels, caption, SEEDS)
+
+
+def multiplier(material: Material, entry: Entry) -> Chart | Missing:
+    """lambda over training, and the two terms that move it, apart."""
+    panels = []
+    envs = material.envs(entry)
+    for env in envs:
+        arms = [arm for arm in material.arms(env, entry) if arm.first.config.multiplier.kind != "none"]
+        where = f", {env}" if len(envs) > 1 else ""
+        value = list(curve_marks(arms, "multiplier", 0.0))
+        if value:
+            panels.append(Panel(f"Multiplier λ{where}", _steps(), Axis("λ", low=0.0), value))
+        gap = list(curve_marks(arms, "cost_gap"))
+        if gap:
+            panels.append(Panel(f"Cost term J_C - d{where}", _steps(), Axis("cost"), [Rule(0.0), *gap]))
+        signalled = [arm for arm in arms if arm.has_signal and arm.first.config.multiplier.signal_weight > 0]
+        term = list(curve_marks(signalled, "signal_term"))
+        if term:
+            title = f"Signal term η₂ (mean c_vlm - τ){where}"
+            panels.append(Panel(title, _steps(), Axis("cost"), [Rule(0.0), *term]))
+        own = list(curve_marks([arm for arm in arms if arm.has_signal], "signal_multiplier", 0.0))
+        if own:
+            panels.append(Panel(f"The signal's own multiplier{where}", _steps(), Axis("λ", low=0.0), own))
+    if not panels:
+        return Missing(entry.kind, "Multipliers", "no arm has a multiplier")
+    caption = "What moves λ is the sum of both terms; they are drawn apart because their sizes differ. Mind the axes."
+    return make_chart(material, entry, "Multipliers", panels, caption, SEEDS)
+
+
+def scores(material: Material, entry: Entry) -> Chart | Missing:
+    """Scores and kappa over training."""
+    panels = []
+    envs = material.envs(entry)
+    titles = {"negative_score": "Mean c_vlm", "positive_score": "Mean r_vlm", "kappa": "Mean κ of scored frames"}
+    for env in envs:
+        arms = [arm for arm in material.arms(env, entry) if arm.has_signal]
+        for column, title in titles.items():
+            marks = list(curve_marks(arms, column))
+            if marks:
+                where = f", {env}" if len(envs) > 1 else ""
+                panels.append(Panel(f"{title}{where}", _steps(), Axis("score" if column != "kappa" else "κ"), marks))
+    if not panels:
+        return Missing(entry.kind, "Scores over training", "no arm has a signal")
+    return make_chart(material, entry, "Scores over training", panels, "Epoch means.", SEEDS)

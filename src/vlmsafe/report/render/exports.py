@@ -1,0 +1,235 @@
+"""Tables and charts as files for papers, documents and programs: CSV, LaTeX, Markdown, PNG and PDF."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from pathlib import Path
+
+from vlmsafe.io.disk import make_directory
+from vlmsafe.io.files import write_atomically
+from vlmsafe.report.elements import (
+    Band,
+    Bar,
+    Box,
+    Cell,
+    Chart,
+    Column,
+    Dots,
+    Line,
+    Rule,
+    Span,
+    Table,
+    minus,
+)
+
+_FINE = 4  # decimals from which a column is one of small numbers
+_ENDS = ("low", "high", "std", "published", "published_std")
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$", "\N{MINUS SIGN}": r"$-$", "κ": r"$\kappa$", "λ": r"$\lambda$", "η": r"$\eta$", "τ": r"$\tau$",
+    "Δ": r"$\Delta$",
+    "†": r"$^{\dagger}$", "₂": r"$_2$", "…": r"\dots{}",
+}  # fmt: skip
+
+
+def number_text(value: float, column: Column, beside: float | None = None) -> str:
+    """A number as a table shows it: from a hundred on with one decimal, as is what stands beside it.
+
+    >>> number_text(3.14159, Column("x", "x", 2)), number_text(3.14159, Column("x", "x", 2), beside=250.0)
+    ('3.14', '3.1')
+    """
+    if not math.isfinite(value):
+        return ""
+    large = abs(value if beside is None else beside) >= 100
+    digits = min(column.digits or 0, 1) if large else column.digits or 0
+    # In a column of small numbers, one too small for its digits is not shown as zero; rounding errors are.
+    if digits >= _FINE and 1e-12 < abs(value) < 0.5 * 10**-digits:
+        return minus(f"{value:.1e}")
+    text = f"{value:,.{digits}f}"
+    return text.removeprefix("-") if not float(text.replace(",", "")) else minus(text)
+
+
+def cell_text(cell: Cell, column: Column) -> str:
+    """The main line of a cell: its text, or its number with the deviation."""
+    if cell.text or cell.value is None:
+        return cell.text
+    if isinstance(cell.value, str):
+        return cell.value
+    spread = f" ± {number_text(cell.std, column, cell.value)}" if cell.std is not None else ""
+    return number_text(cell.value, column) + spread
+
+
+def interval_text(cell: Cell, column: Column) -> str:
+    if cell.low is None or cell.high is None:
+        return ""
+    beside = cell.value if isinstance(cell.value, float) else None
+    return f"[{number_text(cell.low, column, beside)}, {number_text(cell.high, column, beside)}]"
+
+
+def published_text(cell: Cell, column: Column) -> str:
+    if cell.published is None:
+        return ""
+    std = cell.published_std
+    spread = f" ± {number_text(std, column, cell.published)}" if std is not None else ""
+    return number_text(cell.published, column) + spread
+
+
+def table_csv(table: Table) -> str:
+    """Full precision; ends of intervals, deviations and published values in columns of their own."""
+    used = [
+        [end for end in _ENDS if any(getattr(row[place], end) is not None for row in table.rows)]
+        for place in range(len(table.columns))
+    ]
+    head = [
+        name
+        for column, ends in zip(table.columns, used, strict=True)
+        for name in (column.name, *(f"{column.name}_{e}" for e in ends))
+    ]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(head)
+    for row in table.rows:
+        values: list[object] = []
+        for cell, ends in zip(row, used, strict=True):
+            values.append(_exported(cell))
+            values += ["" if getattr(cell, end) is None else getattr(cell, end) for end in ends]
+        writer.writerow(values)
+    return file.getvalue()
+
+
+def _exported(cell: Cell) -> object:
+    """The number in full; the text where it says something else than the number, such as 2/56."""
+    shown = cell.text.replace(",", "").replace("\N{MINUS SIGN}", "-").removesuffix(" %")
+    if isinstance(cell.value, float) and math.isfinite(cell.value) and (not shown or re.fullmatch(r"[-+.\de]+", shown)):
+        return cell.value
+    return cell.text or ("" if cell.value is None else cell.value)
+
+
+def latex(text: str) -> str:
+    """Text in which LaTeX sees no commands.
+
+    >>> latex("a_b & 5 %")
+    'a\\\\_b \\\\& 5 \\\\%'
+    """
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def table_latex(table: Table) -> str:
+    """A table environment for the booktabs package."""
+    form = "".join("r" if column.is_number else "l" for column in table.columns)
+    lines = [
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{latex(table.title)}. {latex(table.caption)}}}",
+        rf"\label{{{table.label or 'tab:' + table.name}}}",
+        rf"\begin{{tabular}}{{{form}}}",
+        r"\toprule",
+        " & ".join(rf"\textbf{{{latex(column.heading)}}}" for column in table.columns) + r" \\",
+        r"\midrule",
+    ]
+    for place, row in enumerate(table.rows):
+        cells = [latex(_whole(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
+        if place in table.strong:
+            cells = [rf"\textbf{{{text}}}" if text else "" for text in cells]
+        lines.append(" & ".join(cells) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [rf"\par\footnotesize {latex(note)}" for note in table.notes]
+    return "\n".join([*lines, r"\end{table}", ""])
+
+
+def table_markdown(table: Table) -> str:
+    """A table for documents, with its title, its caption and its notes."""
+    lines = [
+        f"**{_plain(table.title)}.** {_plain(table.caption)}".strip(),
+        "",
+        f"| {' | '.join(_plain(column.heading) for column in table.columns)} |",
+        f"|{'|'.join('--:' if column.is_number else '---' for column in table.columns)}|",
+    ]
+    for place, row in enumerate(table.rows):
+        cells = [_plain(_whole(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
+        if place in table.strong:
+            cells = [f"**{text}**" if text else "" for text in cells]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, *(line for note in table.notes for line in ("", _plain(note))), ""])
+
+
+def _whole(cell: Cell, column: Column) -> str:
+    """A cell in one line: value, interval, published value."""
+    published = published_text(cell, column)
+    parts = [
+        cell_text(cell, column),
+        interval_text(cell, column),
+        f"(paper {published}{cell.mark})" if published else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _plain(text: str) -> str:
+    """Text in which Markdown sees no tables, tags or emphasis."""
+    return re.sub(r"([\\`*_|<>\[\]#])", r"\\\1", " ".join(text.split()))
+
+
+def chart_csv(chart: Chart) -> str:
+    """Every drawn value, one per row."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["panel", "group", "mark", "name", "x", "y", "low", "high"])
+    for panel in chart.panels:
+
+        def named(axis_values: tuple[str, ...], value: float) -> object:
+            return axis_values[round(value)] if axis_values and 0 <= round(value) < len(axis_values) else value
+
+        for mark in panel.marks:
+            if isinstance(mark, Rule):
+                x, y = ("", mark.value) if mark.along == "x" else (mark.value, "")
+                writer.writerow([panel.title, "", "line", mark.label, x, y, "", ""])
+            elif isinstance(mark, Line):
+                for a, b in zip(mark.x, mark.y, strict=True):
+                    kind = "run" if mark.faint else "line"
+                    row = [named(panel.x.categories, a), "" if b is None else b]
+                    writer.writerow([panel.title, mark.group, kind, mark.name, *row, "", ""])
+            elif isinstance(mark, Band):
+                for a, low, high in zip(mark.x, mark.low, mark.high, strict=True):
+                    at = named(panel.x.categories, a)
+                    writer.writerow([panel.title, mark.group, "band", "", at, "", low, high])
+            elif isinstance(mark, Dots):
+                names = mark.names or [""] * len(mark.x)
+                for a, b, name in zip(mark.x, mark.y, names, strict=True):
+                    row = [named(panel.x.categories, a), named(panel.y.categories, b)]
+                    writer.writerow([panel.title, mark.group, "episode" if mark.faint else "run", name, *row, "", ""])
+            elif isinstance(mark, Span):
+                along = [mark.centre, named(panel.y.categories, mark.at)]
+                row = along if mark.along == "x" else [named(panel.x.categories, mark.at), mark.centre]
+                writer.writerow([panel.title, mark.group, "interval", mark.name, *row, mark.low, mark.high])
+            elif isinstance(mark, Bar):
+                along = [mark.value, named(panel.y.categories, mark.at)]
+                row = along if mark.along == "x" else [named(panel.x.categories, mark.at), mark.value]
+                writer.writerow([panel.title, mark.group, "bar", mark.name, *row, "", ""])
+            elif isinstance(mark, Box):
+                row = [mark.median, named(panel.y.categories, mark.at), mark.q25, mark.q75]
+                writer.writerow([panel.title, mark.group, "quarters", mark.name, *row])
+    return file.getvalue()
+
+
+def write_table(table: Table, folder: Path, name: str) -> list[Path]:
+    make_directory(folder)
+    forms = {"csv": table_csv, "tex": table_latex, "md": table_markdown}
+    files = {folder / f"{name}.{ending}": form(table) for ending, form in forms.items()}
+    for path, text in files.items():
+        write_atomically(path, text.encode())
+    return list(files)
+
+
+def write_chart(chart: Chart, folder: Path, name: str) -> list[Path]:
+    from vlmsafe.report.render.plots import plot  # matplotlib takes its time to import
+    from vlmsafe.report.render.style import save_figure
+
+    make_directory(folder)
+    path = folder / f"{name}.csv"
+    write_atomically(path, chart_csv(chart).encode())
+    return [path, *save_figure(plot(chart), folder, name)]

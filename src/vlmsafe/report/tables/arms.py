@@ -1,0 +1,294 @@
+"""The tables of arms and runs: what each came to, from evaluations and from training, published values beside."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from vlmsafe.comparison.claims import Outcome, Window
+from vlmsafe.comparison.outcomes import values_of
+from vlmsafe.comparison.settings import ABSENT, effective
+from vlmsafe.report.dataset import Material
+from vlmsafe.report.elements import (
+    Cell,
+    Column,
+    Missing,
+    Table,
+    minus,
+)
+from vlmsafe.report.measures import (
+    INTERVALS,
+    Notes,
+    arm_cell,
+    count,
+    env_cell,
+    env_column,
+    is_rate,
+    metric_cell,
+    metric_column,
+    metrics_of,
+    on_env,
+    outcome_column,
+    over_budget,
+    run_cell,
+    settings_word,
+    text,
+    varied,
+    window_name,
+    word_of,
+)
+from vlmsafe.report.request import Entry
+
+_EVALUATED: tuple[Outcome, ...] = ("cost", "violation", "catastrophe", "env_return")
+
+
+def summary(material: Material, entry: Entry) -> Table | Missing:
+    """Arm by arm from an evaluation."""
+    envs = [env for env in material.envs(entry) if material.source(env, entry) != "training"]
+    everyone = [run for env in envs for arm in material.arms(env, entry) for run in arm.runs]
+    protocols = {env: material.source(env, entry) for env in envs}
+    metrics = list(dict.fromkeys(name for run in everyone for name in metrics_of([run], protocols[run.env])))
+    notes, rows = Notes(), []
+    for env in envs:
+        for arm in material.arms(env, entry):
+            evaluated = [run for run in arm.runs if protocols[env] in run.evaluations]
+            if not evaluated:
+                continue
+            episodes = sum(len(run.evaluations[protocols[env]]) for run in evaluated)
+            cells = [arm_cell(material, arm, outcome, protocols[env], "final", notes) for outcome in _EVALUATED]
+            extra = [metric_cell(material, evaluated, name, protocols[env], notes) for name in metrics]
+            head = [*env_cell(envs, env), text(arm.name), count(len(evaluated)), count(episodes)]
+            rows.append([*head, *cells, over_budget(arm, protocols[env], "final"), *extra])
+    if not rows:
+        named = f" '{entry.source}'" if entry.source else ""
+        return Missing(entry.kind, "Evaluation", f"no run has an evaluation{named}; vlmsafe evaluate RUN makes one")
+    columns = [
+        *env_column(envs),
+        Column("arm", "arm"),
+        Column("runs", "runs", 0),
+        Column("episodes", "episodes", 0),
+        *map(outcome_column, _EVALUATED),
+        Column("over_budget", "over budget", 0, hint="runs whose mean cost is above the budget"),
+        *map(metric_column, metrics),
+    ]
+    used = list(dict.fromkeys(protocols.values()))
+    title = entry.title or f"Evaluation ({', '.join(used)}){on_env(envs)}"
+    return Table("summary", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
+
+
+def training(material: Material, entry: Entry) -> Table | Missing:
+    """Arm by arm from the training record."""
+    last: Window = entry.window if entry.window != "final" else "last-10"
+    envs, notes, rows = material.envs(entry), Notes(), []
+    for env in envs:
+        for arm in material.arms(env, entry):
+            if not any(run.epochs for run in arm.runs):
+                continue
+            done = sum(run.epochs_recorded >= run.config.epochs for run in arm.runs)
+            rows.append(
+                [
+                    *env_cell(envs, env),
+                    text(arm.name),
+                    Cell(float(len(arm.runs)), f"{done}/{len(arm.runs)}"),
+                    Cell(arm.first.config.budget),
+                    arm_cell(material, arm, "cost", "training", "final", notes),
+                    arm_cell(material, arm, "cost", "training", last, notes),
+                    over_budget(arm, "training", last),
+                    arm_cell(material, arm, "env_return", "training", last, notes),
+                    arm_cell(material, arm, "shaped_return", "training", last, notes),
+                ]
+            )
+    if not rows:
+        return Missing(entry.kind, "Training", "no run has finished an epoch")
+    words = window_name(last)
+    columns = [
+        *env_column(envs),
+        Column("arm", "arm"),
+        Column("finished", "finished", 0, hint="runs that reached their last epoch, of all"),
+        Column("budget", "budget", 0),
+        outcome_column("cost", "_final", "cost, final epoch"),
+        outcome_column("cost", f"_{last}", f"cost, {words}"),
+        Column("over_budget", "over budget", 0, hint=f"runs whose cost over the {words} is above the budget"),
+        outcome_column("env_return", "", f"env. return, {words}"),
+        outcome_column("shaped_return", "", f"logged return, {words}"),
+    ]
+    title = entry.title or f"Training{on_env(envs)}"
+    caption = f"{INTERVALS} The logged return has the signal's bonus in it and does not compare arms."
+    return Table("training", title, columns, rows, caption, entry.label, notes=notes.lines())
+
+
+def by_environment(material: Material, entry: Entry) -> Table | Missing:
+    """Arms in rows, environments in columns."""
+    outcome, envs, notes, rows = entry.outcome or "cost", material.envs(entry), Notes(), []
+    for name in material.arm_names:
+        if entry.arms and name not in entry.arms:
+            continue
+        cells = []
+        for env in envs:
+            arm = material.every_arm.get((env, name))
+            source = material.source(env, entry)
+            cells.append(arm_cell(material, arm, outcome, source, entry.window, notes) if arm else Cell())
+        if any(cell.value is not None for cell in cells):
+            rows.append([text(name), *cells])
+    if not rows:
+        return Missing(entry.kind, "By environment", f"no arm has a {word_of(outcome)}")
+    digits = 1 if is_rate(outcome) else 2
+    columns = [Column("arm", "arm"), *(Column(env, env, digits, percent=is_rate(outcome)) for env in envs)]
+    title = entry.title or f"{word_of(outcome).capitalize()} by environment"
+    return Table("by-environment", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
+
+
+def per_seed(material: Material, entry: Entry) -> Table | Missing:
+    """One row per run, and each arm's mean."""
+    envs, notes, rows, strong = material.envs(entry), Notes(), [], set()
+    sources = {env: material.source(env, entry) for env in envs}
+    trained = all(source == "training" for source in sources.values())
+    everyone = [run for env in envs for arm in material.arms(env, entry) for run in arm.runs]
+    metrics = (
+        [] if trained else list(dict.fromkeys(name for run in everyone for name in metrics_of([run], sources[run.env])))
+    )
+    windows: tuple[Window, ...] = ("final", "last-10") if trained else ("final",)
+    outcomes: tuple[Outcome, ...] = ("cost", "env_return", "shaped_return") if trained else _EVALUATED
+    shown = [(outcome, window) for outcome in outcomes for window in windows]
+    for env in envs:
+        source = sources[env]
+        for arm in material.arms(env, entry):
+            own = [run for run in arm.runs if source == "training" or source in run.evaluations]
+            for run in sorted(own, key=lambda run: (run.seed, run.name)):
+                cells = [run_cell(material, run, outcome, source, window, notes) for outcome, window in shown]
+                extra = [metric_cell(material, [run], name, source, notes) for name in metrics]
+                name = str(run.seed) if run.name == f"seed-{run.seed}" else run.name
+                rows.append([*env_cell(envs, env), text(arm.name), Cell(float(run.seed), name), *cells, *extra])
+            if len(own) > 1:
+                strong.add(len(rows))
+                cells = [arm_cell(material, arm, outcome, source, window, notes) for outcome, window in shown]
+                extra = [metric_cell(material, own, name, source, notes) for name in metrics]
+                rows.append([*env_cell(envs, env), text(arm.name), Cell(float("inf"), "mean"), *cells, *extra])
+    if not rows:
+        return Missing(entry.kind, "Run by run", "no run has results yet")
+    suffix = {"final": "final epoch", "last-10": "last 10"}
+    columns = [
+        *env_column(envs),
+        Column("arm", "arm"),
+        Column("seed", "seed", 0),
+        *(
+            outcome_column(o, f"_{w}", f"{outcome_column(o).heading}, {suffix[w]}") if trained else outcome_column(o)
+            for o, w in shown
+        ),
+        *map(metric_column, metrics),
+    ]
+    used = ", ".join(dict.fromkeys(sources.values()))
+    title = entry.title or f"Run by run ({used}){on_env(envs)}"
+    return Table(
+        "per-seed", title, columns, rows, INTERVALS, entry.label, frozenset(strong), notes.lines(), not entry.asked
+    )
+
+
+def sweep(material: Material, entry: Entry) -> Table | Missing:
+    """An outcome over the settings that are varied."""
+    outcome, envs = entry.outcome or "cost", material.envs(entry)
+    arms = [arm for env in envs for arm in material.arms(env, entry)]
+    over = list(entry.over) or varied(arms)
+    if not over:
+        return Missing(entry.kind, "Sweep", "the arms do not differ in any setting")
+    rows = []
+    for arm in sorted(arms, key=lambda arm: [_order(arm.first.settings.get(name)) for name in over]):
+        source = material.source(arm.env, entry)
+        cell = arm_cell(material, arm, outcome, source, entry.window)
+        if cell.value is None:
+            continue
+        settings = effective(arm.first.settings)
+        if not any(name in settings for name in over):
+            continue
+        values = [_setting_cell(settings.get(name, ABSENT)) for name in over]
+        runs = len(values_of(arm, outcome, source, entry.window))
+        budget = over_budget(arm, source, entry.window)
+        rows.append([*env_cell(envs, arm.env), text(arm.name), *values, count(runs), cell, budget])
+    if not rows:
+        return Missing(entry.kind, "Sweep", f"no arm has a {word_of(outcome)}")
+    columns = [
+        *env_column(envs),
+        Column("arm", "arm"),
+        *(Column(name, name, 3) for name in over),
+        Column("runs", "runs", 0),
+        outcome_column(outcome),
+        Column("over_budget", "over budget", 0),
+    ]
+    title = entry.title or f"{word_of(outcome).capitalize()} over {' and '.join(over)}{on_env(envs)}"
+    return Table("sweep", title, columns, rows, INTERVALS, entry.label)
+
+
+def _order(value: object) -> tuple[int, float, str]:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (0, float(value), "") if number else (1, 0.0, str(value))  # type: ignore[arg-type]
+
+
+def _setting_cell(value: object) -> Cell:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Cell(float(value), f"{value:g}")
+    return text(settings_word(value))
+
+
+def protocols(material: Material, entry: Entry) -> Table | Missing:
+    """One outcome of each arm by evaluation protocol."""
+    outcome: Outcome = entry.outcome or "catastrophe"
+    envs, notes, rows = material.envs(entry), Notes(), []
+    names = list(dict.fromkeys(name for env in envs for name in material.protocols(env, entry)))
+    if len(names) < (1 if entry.asked else 2):
+        return Missing(entry.kind, "Protocols", "runs were evaluated by one protocol only")
+    for env in envs:
+        for arm in material.arms(env, entry):
+            cells = [arm_cell(material, arm, outcome, name, "final", notes) for name in names]
+            if any(cell.value is not None for cell in cells):
+                rows.append([*env_cell(envs, env), text(arm.name), *cells])
+    if not rows:
+        return Missing(entry.kind, "Protocols", "no run has been evaluated; vlmsafe evaluate RUN makes one")
+    digits = 1 if is_rate(outcome) else 2
+    columns = [*env_column(envs), Column("arm", "arm"), *(Column(name, name, digits) for name in names)]
+    title = (
+        entry.title or f"{word_of(outcome).capitalize()}{' %' if is_rate(outcome) else ''} by protocol{on_env(envs)}"
+    )
+    return Table("protocols", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
+
+
+def published(material: Material, entry: Entry) -> Table | Missing:
+    """Every result that the paper has too."""
+    envs = material.envs(entry)
+    known = material.beside.filter(
+        pl.col("published").is_not_null(), pl.col("run").is_null(), pl.col("env").is_in(envs)
+    )
+    rows = []
+    for row in known.iter_rows(named=True):
+        if entry.arms and row["arm"] not in entry.arms:
+            continue
+        source = row["source"] if row["source"] != "training" else f"training, {row['window']}"
+        rows.append(
+            [
+                *env_cell(envs, row["env"]),
+                text(row["arm"]),
+                text(row["paper_arm"]),
+                text(source),
+                text(row["quantity"].replace("_", " ")),
+                Cell(row["ours"], std=row["ours_std"] if row["ours_runs"] > 1 else None),
+                Cell(row["published"], std=row["published_std"]),
+                Cell(row["difference"], minus(f"{row['difference']:+.2f}")),
+                text(row["label"]),
+                text("; ".join(row["differences"]) or "nothing found"),
+            ]
+        )
+    if not rows:
+        return Missing(entry.kind, "Published values", "the paper has no values for these arms and environments")
+    columns = [
+        *env_column(envs),
+        Column("arm", "arm"),
+        Column("paper_arm", "in the paper"),
+        Column("source", "from"),
+        Column("quantity", "quantity"),
+        Column("ours", "ours", 2),
+        Column("published", "published", 2),
+        Column("difference", "difference", 2),
+        Column("label", "where"),
+        Column("differences", "done otherwise than in the paper"),
+    ]
+    caption = "Mean ± population deviation over runs. Nothing found does not mean the same experiment: seeds differ."
+    title = entry.title or "Beside the published values"
+    return Table("published", title, columns, rows, caption, entry.label, fold=not entry.asked)

@@ -1,0 +1,221 @@
+"""The tables of comparisons: what differs between two arms, by how much, and what the test makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from vlmsafe.analysis.exact_tests import permutation_test
+from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
+from vlmsafe.comparison.claims import Outcome
+from vlmsafe.comparison.outcomes import source_of, values_of
+from vlmsafe.report.answer import Result, results
+from vlmsafe.report.dataset import Material
+from vlmsafe.report.elements import (
+    Cell,
+    Column,
+    Missing,
+    Table,
+    minus,
+)
+from vlmsafe.report.measures import (
+    INTERVALS,
+    Notes,
+    arm_cell,
+    by_seed,
+    env_cell,
+    env_column,
+    is_rate,
+    on_env,
+    outcome_column,
+    share,
+    text,
+    window_name,
+    word_of,
+)
+from vlmsafe.report.request import Entry
+
+
+def comparisons(material: Material, entry: Entry) -> Table | Missing:
+    """Each claim with its difference, interval and test."""
+    found = [one for one in results(material, material.comparisons(entry)) if one.first and one.second]
+    if not found:
+        return Missing(entry.kind, "Comparisons", "no two arms have results to compare")
+    envs = list(dict.fromkeys(one.comparison.env for one in found))
+    columns = [
+        *env_column(envs),
+        Column("first", "first arm"),
+        Column("second", "against"),
+        Column("outcome", "outcome"),
+        Column("runs", "runs", 0),
+        Column("first_mean", "first", 2),
+        Column("second_mean", "second", 2),
+        Column("difference", "difference", 2, hint="first minus second, with its interval over runs"),
+        Column("p", "p", 3, hint="of the claimed test"),
+        Column("smallest_p", "smallest p", 3, hint="that so many runs can give, whatever they show"),
+        Column("first_lower", "first lower", 0, hint="matched seeds on which the first arm is lower"),
+        Column("says", "the test says"),
+        Column("audit", "audit"),
+    ]
+    rows = [[*env_cell(envs, one.comparison.env), *_comparison_cells(one)] for one in found]
+    tests = list(dict.fromkeys(one.test for one in found))
+    caption = f"Rates in %, differences in percentage points; intervals resample runs. Tests: {'; '.join(tests)}."
+    if len(found) > 1 and not any(one.correction for one in found):
+        caption += f" {len(found)} comparisons, none corrected for the others."
+    return Table("comparisons", entry.title or f"Comparisons{on_env(envs)}", columns, rows, caption, entry.label)
+
+
+def _comparison_cells(one: Result) -> list[Cell]:
+    claim, scale = one.comparison.claim, one.scale
+    means = [float(np.mean(list(values.values()))) * scale for values in (one.first, one.second)]
+    difference = Cell(means[0] - means[1])
+    if one.interval is not None:
+        difference = Cell(scale * one.interval.estimate, low=scale * one.interval.low, high=scale * one.interval.high)
+    p = Cell()
+    if one.verdict is not None and one.verdict.p is not None:
+        p = Cell(one.verdict.p, one.verdict.text.removeprefix("p = "))
+    says = {-1: "lower", 0: "not told apart", 1: "higher"}[one.decided]
+    if claim.test == "none" or one.verdict is None:
+        says = "not tested"
+    source = one.source if one.source != "training" else f"training, {window_name(claim.window)}"
+    lower, shared = one.first_lower
+    found = one.finding
+    return [
+        text(claim.first),
+        text(claim.second),
+        text(f"{one.word} ({source})"),
+        Cell(float(len(one.first) + len(one.second)), f"{len(one.first)} / {len(one.second)}"),
+        Cell(means[0]),
+        Cell(means[1]),
+        difference,
+        p,
+        Cell(one.smallest, f"{one.smallest:.3g}") if one.smallest is not None else Cell(),
+        share(lower, shared) if shared else Cell(),
+        text(says),
+        text(f"{found.weight.name.lower()}: {found.code}" if found else "nothing found"),
+    ]
+
+
+def rates(material: Material, entry: Entry) -> Table | Missing:
+    """Catastrophe and violation rates of each compared pair: the paper's table across environments."""
+    pairs = {(one.env, one.claim.first, one.claim.second): one for one in reversed(material.comparisons(entry))}
+    chosen = [(key, one) for key, one in reversed(pairs.items())]
+    arms = [(one.first, one.second) for _, one in chosen]
+    names = list(dict.fromkeys((first.name, second.name) for first, second in arms))
+    single = len(names) == 1
+    head = [Column("env", "environment")]
+    head += [] if single else [Column("first", "first arm"), Column("second", "against")]
+    first_word, second_word = (names[0][0], names[0][1]) if single else ("first", "second")
+    columns = [
+        *head,
+        Column("source", "from"),
+        Column("runs", "runs", 0),
+        outcome_column("catastrophe", "_second", f"catastrophe %, {second_word}"),
+        outcome_column("catastrophe", "_first", f"catastrophe %, {first_word}"),
+        outcome_column("violation", "_second", f"violation %, {second_word}"),
+        outcome_column("violation", "_first", f"violation %, {first_word}"),
+        Column("difference_pp", "catastrophe Δ, pp", 1, hint=f"{first_word} minus {second_word}, 95 % interval"),
+        Column("p", "p, exact", 3, hint="two-sided permutation test of the runs' catastrophe rates"),
+        Column("range", "seeds, %", hint="lowest and highest catastrophe rate of a run in either arm"),
+    ]
+    notes, rows = Notes(), []
+    for (env, _, _), one in chosen:
+        source = material.source(env, entry) if not one.claim.stated or entry.source else source_of(one)
+        values = [list(values_of(arm, "catastrophe", source).values()) for arm in (one.first, one.second)]
+        if not all(values):
+            continue
+        cells = [
+            arm_cell(material, arm, outcome, source, "final", notes)
+            for outcome in ("catastrophe", "violation")
+            for arm in (one.second, one.first)
+        ]
+        both = [100 * value for side in values for value in side]
+        rows.append(
+            [
+                text(env),
+                *([] if single else [text(one.claim.first), text(one.claim.second)]),
+                text(source),
+                Cell(float(len(both)), f"{len(values[0])} / {len(values[1])}"),
+                *cells,
+                *_difference_cells(values[0], values[1]),
+                Cell(min(both), f"{min(both):.0f} to {max(both):.0f}"),
+            ]
+        )
+    if not rows:
+        return Missing(entry.kind, "Rates", "no compared arms have evaluations; vlmsafe evaluate RUN makes them")
+    title = entry.title or (
+        "Catastrophe and violation rates" + (f": {names[0][0]} and {names[0][1]}" if single else "")
+    )
+    return Table("rates", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
+
+
+def pairs(material: Material, entry: Entry) -> Table | Missing:
+    """Compared arms seed by seed: by the claims, or by the source and the outcome that the entry names."""
+    rows: list[list[Cell]] = []
+    strong: set[int] = set()
+    for names, first, second in _paired(material, entry):
+        shared = sorted((key for key in first if key in second), key=by_seed)
+        if not shared:
+            continue
+        differences = [(str(key), first[key], second[key]) for key in shared]
+        means = [float(np.mean([side[key] for key in shared])) for side in (first, second)]
+        for seed, a, b in [*differences, ("mean", means[0], means[1])]:
+            cells = [text(seed), Cell(a), Cell(b), Cell(a - b, minus(f"{a - b:+.2f}"))]
+            rows.append([*map(text, names), *cells])
+        strong.add(len(rows) - 1)
+    if not rows:
+        return Missing(entry.kind, "Matched seeds", "no compared arms share a seed")
+    columns = [
+        Column("env", "environment"),
+        Column("first_arm", "first arm"),
+        Column("second_arm", "against"),
+        Column("outcome", "outcome"),
+        Column("source", "from"),
+        Column("seed", "seed"),
+        Column("first", "first", 2),
+        Column("second", "second", 2),
+        Column("difference", "difference", 2),
+    ]
+    title = entry.title or "Matched seeds"
+    caption = "Runs of both arms with the same seed; rates in %."
+    return Table("pairs", title, columns, rows, caption, entry.label, frozenset(strong), fold=not entry.asked)
+
+
+_Values = dict[int | str, float]
+
+
+def _paired(material: Material, entry: Entry) -> Iterator[tuple[tuple[str, ...], _Values, _Values]]:
+    """The names of a row, and both arms' numbers by seed; rates in %."""
+    if not entry.source and not entry.outcome:
+        for one in results(material, material.comparisons(entry)):
+            claim, scale = one.comparison.claim, one.scale
+            source = one.source if one.source != "training" else f"training, {window_name(claim.window)}"
+            sides = [{key: scale * value for key, value in side.items()} for side in (one.first, one.second)]
+            yield (one.comparison.env, claim.first, claim.second, one.word, source), sides[0], sides[1]
+        return
+    seen = {(one.env, one.claim.first, one.claim.second): one for one in material.comparisons(entry)}
+    for (env, first, second), pair in seen.items():
+        source = material.source(env, entry)
+        usual: tuple[Outcome, ...] = ("shaped_return", "cost") if source == "training" else ("cost", "catastrophe")
+        for outcome in (entry.outcome,) if entry.outcome else usual:
+            scale = 100.0 if is_rate(outcome) else 1.0
+            sides = [
+                {key: scale * value for key, value in values_of(arm, outcome, source, entry.window).items()}
+                for arm in (pair.first, pair.second)
+            ]
+            where = source if source != "training" else f"training, {window_name(entry.window)}"
+            yield (env, first, second, word_of(outcome), where), sides[0], sides[1]
+
+
+def _difference_cells(first: Sequence[float], second: Sequence[float]) -> list[Cell]:
+    """The difference of two arms' rates in percentage points with its interval over runs, and its exact p."""
+    a, b = 100 * np.asarray(first), 100 * np.asarray(second)
+    if min(len(a), len(b)) < 2:
+        return [Cell(float(a.mean() - b.mean())), Cell()]
+    test = permutation_test(a, b, "two-sided")
+    p = Cell(float(test.p), str(test))
+    if min(len(a), len(b)) < LEAST:
+        return [Cell(float(a.mean() - b.mean())), p]
+    interval = bootstrap_mean_difference(a, b)
+    return [Cell(interval.estimate, low=interval.low, high=interval.high), p]

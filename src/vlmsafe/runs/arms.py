@@ -1,0 +1,80 @@
+"""Which runs are repetitions of one arm: runs that were meant to differ in nothing but their seed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmsafe.errors import InputError
+from vlmsafe.runs.run import Run, find_runs
+
+STUDY_FILE = "study.yaml"
+"""A study's own copy of its file, in its folder."""
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """A run, and what it is a repetition of."""
+
+    env: str
+    arm: str
+    name: str
+    """Of the run within its arm, such as seed-42."""
+    run: Run
+
+
+def open_arms(paths: Sequence[Path | str]) -> tuple[list[ArmRun], list[str]]:
+    """The runs in these directories, or under them, and a line about each that cannot be read.
+
+    The arm of `<arm>/seed-<n>`, `<arm>/<n>`, `seed-<n>/<arm>` and `<arm>-seed-<n>` is in the name, which may tell apart
+    settings of one method; of a run in any other directory it is the method. Runs that were given twice count once.
+    """
+    runs: dict[Path, Run] = {}
+    problems: list[str] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise InputError(f"there is no {path}; expected a run directory, or a folder with runs")
+        if (path / "config.yaml").is_file():
+            found = [Run.open(path)]
+        else:
+            found, unreadable = find_runs(path)
+            if not found and not unreadable:
+                raise InputError(f"{path} holds no run: nothing under it has a config.yaml")
+            problems += unreadable
+        for run in found:
+            runs.setdefault(run.path.resolve(), run)
+    ordered = sorted(runs.values(), key=lambda run: run.path.absolute())
+    labelled = [(*_label(run.path.absolute(), run), run) for run in ordered]
+    counts: dict[tuple[str, str, str], int] = {}
+    for arm, name, run in labelled:
+        key = (run.config.env, arm, name)
+        counts[key] = counts.get(key, 0) + 1
+    return [
+        ArmRun(env := run.config.env, arm, name if counts[env, arm, name] == 1 else str(run.path), run)
+        for arm, name, run in labelled
+    ], problems
+
+
+_SEED = re.compile(r"(seed|run)?[-_=]?\d+", re.IGNORECASE)
+_SUFFIX = re.compile(r"(?P<arm>.+?)[-_]+(?P<seed>seed[-_=]?\d+)", re.IGNORECASE)
+
+
+def _label(place: Path, run: Run) -> tuple[str, str]:
+    """The arm of a run, and its name in it."""
+    if _SEED.fullmatch(place.name):
+        return place.parent.name, place.name
+    if _SEED.fullmatch(place.parent.name):
+        return place.name, place.parent.name
+    if suffix := _SUFFIX.fullmatch(place.name):
+        return suffix["arm"], suffix["seed"]
+    return run.config.method, place.name
+
+
+def by_arm(runs: Sequence[ArmRun]) -> Mapping[tuple[str, str], Sequence[ArmRun]]:
+    """The runs of each environment and arm, in the order in which they came."""
+    groups: dict[tuple[str, str], list[ArmRun]] = {}
+    for run in runs:
+        groups.setdefault((run.env, run.arm), []).append(run)
+    return groups

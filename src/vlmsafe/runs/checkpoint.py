@@ -1,0 +1,101 @@
+"""Checkpoints: one safetensors file each, with a checksum, read without unpickling anything.
+
+Arrays (networks, optimiser moments, normaliser, episode-cost window) are tensors; counters and the multiplier are a
+JSON text in the file's own header. A digest over both tells a damaged file from a good one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from vlmsafe.errors import RunError
+from vlmsafe.io.disk import disk_errors
+from vlmsafe.io.files import write_atomically
+
+FORMAT = 2
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run between two epochs."""
+
+    epoch: int
+    """Epochs finished; 0 is the untrained start."""
+    arrays: Arrays
+    values: dict[str, Any]
+    """Everything that is not an array, as JSON."""
+
+    @property
+    def trained(self) -> bool:
+        return self.epoch > 0
+
+
+def path_of(folder: Path, epoch: int) -> Path:
+    """File of the checkpoint after `epoch` epochs."""
+    return folder / f"epoch-{epoch:05d}.safetensors"
+
+
+def saved_epochs(folder: Path) -> list[int]:
+    """Epochs that have a checkpoint file, oldest first, whether or not it is readable."""
+    names = (re.fullmatch(r"epoch-(\d{5,})\.safetensors", path.name) for path in folder.glob("epoch-*"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Write a checkpoint, then drop all but the newest `keep`."""
+    text = json.dumps({"format": FORMAT, "epoch": checkpoint.epoch, "values": checkpoint.values}, sort_keys=True)
+    header = {"state": text, "sha256": _digest(checkpoint.arrays, text)}
+    path = path_of(folder, checkpoint.epoch)
+    write_atomically(path, save(checkpoint.arrays, metadata=header))
+    for epoch in saved_epochs(folder)[:-keep]:
+        with disk_errors(folder):
+            path_of(folder, epoch).unlink(missing_ok=True)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint and check that it is whole."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        text = header["state"]
+        if header["sha256"] != _digest(arrays, text):
+            raise RunError(f"checkpoint {path} is damaged: its checksum does not match")
+        state = json.loads(text)
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise RunError(f"checkpoint {path} is damaged: {' '.join(str(error).split())}") from None
+    if state["format"] != FORMAT:
+        raise RunError(f"checkpoint {path} has format {state['format']}; this version reads format {FORMAT}")
+    return Checkpoint(state["epoch"], arrays, state["values"])
+
+
+def newest_checkpoint(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """The newest readable checkpoint, and a line about each newer one that is damaged."""
+    problems: list[str] = []
+    for epoch in reversed(saved_epochs(folder)):
+        try:
+            return load_checkpoint(path_of(folder, epoch)), problems
+        except RunError as error:
+            problems.append(str(error))
+    raise RunError("; ".join(problems) or f"no checkpoint in {folder}")
+
+
+def _digest(arrays: Arrays, text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,212 @@
+"""The embedded scorer's network: an image tower and a text tower that meet in one space, and its file.
+
+A frame is seen twice, whole and its middle half, both at 128 pixels: shrunk whole, a frame of MetaDrive leaves a car
+four pixels wide and hardly a gap between it and the line beside it, and the middle alone does not show what comes. With
+the frame of a moment earlier beside it, it also shows speed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from vlmsafe.errors import InputError
+from vlmsafe.signals.scorers.embedded import SHIPPED
+
+_AT_A_TIME = 16
+_FORMAT = "vlmsafe embedded scorer 1"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes of the two towers."""
+
+    size: int = 128
+    """Pixels of a view, across and down."""
+    frames: int = 2
+    """Frames of a moment that are judged together, see `vlmsafe.signals.frame_stack`."""
+    widths: tuple[int, ...] = (16, 32, 64, 128, 192)
+    """Channels, from stage to stage; each halves the resolution."""
+    depths: tuple[int, ...] = (0, 1, 2, 2, 1)
+    """Further convolutions of a stage, with a connection around each."""
+    dimension: int = 128
+    """Of the space where frames and texts meet."""
+    text_width: int = 96
+    text_layers: int = 2
+    longest: int = 32
+    """Words of a prompt, at most."""
+
+
+class Embedding(nn.Module):
+    """Frames and texts to unit vectors of one space; their product is the similarity."""
+
+    def __init__(self, words: tuple[str, ...], architecture: Architecture | None = None) -> None:
+        super().__init__()
+        self.words = words
+        self.architecture = architecture or Architecture()
+        self._image = _ImageTower(self.architecture)
+        self._text = _TextTower(len(words), self.architecture)
+        self.log_scale = nn.Parameter(torch.tensor(2.3))  # of similarities in training's loss
+        self.bias = nn.Parameter(torch.tensor(0.0))
+
+    @property
+    def longest(self) -> int:
+        """Words of a prompt, at most."""
+        return self.architecture.longest
+
+    def image(self, frames: Tensor) -> Tensor:
+        """Moments uint8 [N, height, width, 3 frames], frames of any size, to unit vectors [N, D]."""
+        if frames.device.type == "cpu" and len(frames) > _AT_A_TIME:
+            # In portions that fit into the processor's cache it takes two thirds of the time.
+            return torch.cat([self.image(part) for part in torch.split(frames, _AT_A_TIME)])
+        return self.image_of_views(views(frames, self.architecture.size))
+
+    def image_of_views(self, seen: Tensor) -> Tensor:
+        """Both views of each frame, [N, 6 frames, size, size] with values from 0 to 255, to unit vectors."""
+        # White becomes 0, which is also what convolutions pad with: most frames lie on white ground.
+        pixels = 1.0 - seen.to(self.log_scale.dtype) / 255.0
+        return functional.normalize(self._image(pixels).float(), dim=-1)
+
+    def text(self, tokens: Tensor) -> Tensor:
+        """int64 [P, L], 0 where a text has ended, to unit vectors [P, D]."""
+        return functional.normalize(self._text(tokens).float(), dim=-1)
+
+
+def views(moments: Tensor, size: int) -> Tensor:
+    """Frames uint8 [N, height, width, C] whole and their middle half, [N, 2 C, size, size] from 0 to 255."""
+    height, width = moments.shape[1:3]
+    top, left = height // 4, width // 4
+    middle = moments[:, top : height - top, left : width - left]
+    return torch.cat([_resized(moments, size), _resized(middle, size)], dim=1)
+
+
+def _resized(frames: Tensor, size: int) -> Tensor:
+    """Each pixel of the result is the mean of those it covers."""
+    height, width = frames.shape[1:3]
+    if (height, width) == (2 * size, 2 * size):  # the usual size, in half the time
+        sums = frames[:, ::2, ::2].short().add_(frames[:, 1::2, ::2])
+        sums.add_(frames[:, ::2, 1::2]).add_(frames[:, 1::2, 1::2])
+        return sums.float().mul_(0.25).permute(0, 3, 1, 2)
+    pixels = frames.permute(0, 3, 1, 2).float()
+    return pixels if (height, width) == (size, size) else functional.adaptive_avg_pool2d(pixels, size)
+
+
+class _ImageTower(nn.Module):
+    def __init__(self, architecture: Architecture) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels = 6 * architecture.frames
+        for width, depth in zip(architecture.widths, architecture.depths, strict=True):
+            layers += [_convolution(channels, width, stride=2), nn.ReLU(inplace=True)]
+            layers += [_Around(_convolution(width, width)) for _ in range(depth)]
+            channels = width
+        self.stages = nn.Sequential(*layers)
+        # Where in the frame something is matters as much as what it is, so nothing is averaged over the frame.
+        side = architecture.size // 2 ** len(architecture.widths)
+        self.head = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(channels * side * side, 256),
+            nn.ReLU(inplace=True),
+            nn.Linear(256, architecture.dimension),
+        )
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self.head(self.stages(pixels))
+        return found
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False), nn.BatchNorm2d(outputs))
+
+
+class _Around(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, values: Tensor) -> Tensor:
+        return functional.relu(values + self.inner(values))
+
+
+class _TextTower(nn.Module):
+    def __init__(self, words: int, architecture: Architecture) -> None:
+        super().__init__()
+        width = architecture.text_width
+        self.words = nn.Embedding(words + 1, width, padding_idx=0)
+        self.places = nn.Parameter(torch.randn(architecture.longest, width) * 0.1)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.1, batch_first=True, norm_first=True)
+            for _ in range(architecture.text_layers)
+        )
+        self.weight = nn.Linear(width, 1)
+        self.head = nn.Linear(width, architecture.dimension, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        padding = tokens == 0
+        values = self.words(tokens) + self.places[: tokens.shape[1]]
+        for layer in self.layers:
+            values = layer(values, src_key_padding_mask=padding)
+        # Words weigh as much as they say: "the car is" stands in most texts and tells none from another.
+        weights = self.weight(values).masked_fill(padding[..., None], -torch.inf).softmax(dim=1)
+        found: Tensor = self.head((values * weights).sum(dim=1))
+        return found
+
+
+def fused(model: Embedding) -> Embedding:
+    """The same functions with each convolution's normalisation folded into its weights, as they stay from now on."""
+    for pair in _pairs(model):
+        convolution, normalisation = pair[0], pair[1]
+        assert isinstance(convolution, nn.Conv2d)
+        if isinstance(normalisation, nn.BatchNorm2d):
+            pair[0] = torch.nn.utils.fuse_conv_bn_eval(convolution, normalisation)
+            pair[1] = nn.Identity()
+    return model
+
+
+def _pairs(model: Embedding) -> Iterator[nn.Sequential]:
+    for module in model.modules():
+        if isinstance(module, nn.Sequential) and isinstance(module[0], nn.Conv2d):
+            yield module
+
+
+def save(model: Embedding, path: Path) -> None:
+    """Weights, sizes and words in one safetensors file, halved in precision; the model is fused by it."""
+    weights = {name: value.detach().half().contiguous() for name, value in fused(model.eval()).state_dict().items()}
+    description = {"architecture": asdict(model.architecture), "words": list(model.words)}
+    save_file(weights, path, metadata={"format": _FORMAT, "description": json.dumps(description)})
+
+
+def load(path: Path | None = None) -> Embedding:
+    """The model from its file, by default the one that ships with the package."""
+    path = SHIPPED if path is None else path
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise InputError(f"there is no file {path}; expected the weights of an embedded scorer") from None
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"cannot read the weights of an embedded scorer from {path}: {error}") from None
+    if metadata.get("format") != _FORMAT:
+        raise InputError(f"{path} does not hold an embedded scorer; `vlmsafe embedded build` writes one")
+    description = json.loads(metadata["description"])
+    sizes: dict[str, Any] = description["architecture"]
+    sizes |= {name: tuple(value) for name, value in sizes.items() if isinstance(value, list)}
+    model = Embedding(tuple(description["words"]), Architecture(**sizes)).eval()
+    for pair in _pairs(model):
+        convolution = pair[0]
+        assert isinstance(convolution, nn.Conv2d)
+        convolution.bias = nn.Parameter(torch.zeros(convolution.out_channels))
+        pair[1] = nn.Identity()
+    model.load_state_dict(weights)
+    # Frames come with their channels last, and stay so: reordering them would take a quarter of the time.
+    return model.requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

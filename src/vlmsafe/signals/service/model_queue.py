@@ -1,0 +1,358 @@
+"""One model of a scoring service: its threads, and what its clients have waiting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.scorers.api import (
+    Inputs,
+    Scorer,
+    Similarities,
+    check_scorer,
+    check_similarities,
+    failure_of,
+)
+from vlmsafe.signals.service.spec import ModelSpec, NotShared, ServiceStopped
+
+Make = Callable[[ModelSpec, PromptSet | None], Scorer]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the embeddings of a scorer's prompts depend on, beside the model."""
+
+    prompts: PromptSet | None
+    threads: int
+
+
+class Client:
+    def __init__(self, model: Model, scorer: Scorer, frame: tuple[int, ...] | None, threads: int) -> None:
+        self.model, self.scorer, self.frame, self.threads = model, scorer, frame, threads
+        self.blocks: deque[Block] = deque()
+        self.waiting = 0  # frames of those blocks that no batch has taken yet
+        self.served = 0.0  # frames so far, or as many as others had had when it came or came back
+
+
+class Block:
+    """A client's block on its way: batches may take it piece by piece."""
+
+    def __init__(self, client: Client, frames: Inputs) -> None:
+        self.client, self.frames = client, frames
+        self.found = np.empty((len(frames), sum(client.scorer.groups)), np.float32)
+        self.taken = self.done = 0
+        self.future: Future[Similarities] = Future()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    block: Block
+    start: int
+    stop: int
+
+
+_Begun = tuple[list[_Piece], Callable[[], list[Similarities]]]
+"""What a batch holds, and how to get its results."""
+
+
+class Model:
+    """A model, its threads, and what its clients have waiting."""
+
+    def __init__(
+        self, spec: ModelSpec, first: Reading, make: Make, ahead: int, fill_seconds: float, cores: int
+    ) -> None:
+        """`first` is what it is loaded with."""
+        self.spec, self.first, self._make, self._cores = spec, first, make, cores
+        self.broken = False
+        self._room, self._fill_seconds = ahead * spec.batch, fill_seconds
+        self._scorers: dict[Reading, Scorer] = {}
+        self._reading = threading.Lock()  # prompts are read one after another, beside the scoring
+        self._changed = threading.Condition()
+        self._clients: dict[Client, None] = {}  # those with frames waiting
+        self._level = 0.0  # how much the client that was served last had had by then
+        self._busy = 0  # cores, where blocks are computed as they came
+        self._stopping = False
+        self._loading: Future[Scorer] | None = None
+        self._frames = self._batches = 0
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def loaded(self) -> bool:
+        return bool(self._scorers)
+
+    def counts(self) -> dict[str, int]:
+        return {"prompt_sets": len(self._scorers), "batches": self._batches, "frames": self._frames}
+
+    def scorer_for(self, reading: Reading) -> Scorer:
+        """The scorer of a set of prompts; the first one loads the model, in the model's own thread."""
+        with self._reading:
+            if self._loading is None:
+                self._loading = Future()
+                self._start(self._load_and_work)
+            if not self._scorers:
+                self._scorers[self.first] = self._loading.result()  # or why it could not be loaded
+            if reading not in self._scorers:
+                one = next(iter(self._scorers.values()))
+                with _computing_with(reading.threads):
+                    shared = one.with_prompts(reading.prompts) if reading.prompts is not None else None
+                self._scorers[reading] = shared if shared is not None else self._load(reading)
+            return self._scorers[reading]
+
+    def _load(self, reading: Reading) -> Scorer:
+        with _computing_with(reading.threads):
+            scorer = self._make(self.spec, reading.prompts)
+        check_scorer(scorer)
+        if scorer.looks_at != "frame":
+            raise NotShared(f"the scorer '{self.spec.scorer}' does not look at frames and cannot be shared")
+        return scorer
+
+    def submit(self, client: Client, frames: Inputs, timeout: float | None) -> Future[Similarities]:
+        block = Block(client, frames)
+        if not len(frames):
+            block.future.set_result(block.found)
+            return block.future
+        with self._changed:
+            # A block larger than the room there is may come alone.
+            if not self._changed.wait_for(
+                lambda: self._stopping or not client.waiting or client.waiting + len(frames) <= self._room, timeout
+            ):
+                raise TimeoutError(f"{client.waiting} frames are still waiting")
+            if self._stopping:
+                raise ServiceStopped("the scoring service is stopping")
+            if client not in self._clients:
+                # Neither a newcomer nor one that was idle has a claim to be served before all others now.
+                client.served = max(client.served, self._level)
+                self._clients[client] = None
+            client.blocks.append(block)
+            client.waiting += len(frames)
+            self._changed.notify_all()
+        return block.future
+
+    def forget(self, client: Client) -> None:
+        with self._changed:
+            self._clients.pop(client, None)
+            for block in client.blocks:
+                block.future.cancel()
+            client.blocks.clear()
+            client.waiting = 0
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        for thread in list(self._threads):
+            thread.join()
+
+    # The model's threads.
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._guard, args=(work,), name=f"model {self.spec.scorer}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # a fault of ours; whoever waits must hear of it, and the next one loads anew
+            failure = failure_of(self.spec.scorer, error)
+            with self._changed:
+                self.broken = self._stopping = True
+                waiting = [block for client in self._clients for block in client.blocks]
+                self._clients.clear()
+                self._changed.notify_all()
+            for block in waiting:
+                _settle(block.future, failure)
+            raise
+
+    def _load_and_work(self) -> None:
+        assert self._loading is not None
+        try:
+            scorer = self._load(self.first)
+        except BaseException as error:  # whatever the model's libraries raise, the client hears of it
+            self._loading.set_exception(error)
+            return
+        if not scorer.whole and scorer.reentrant:
+            for _ in range(self._cores - 1):
+                self._start(self._work_on_blocks)
+        self._loading.set_result(scorer)
+        if scorer.whole:
+            self._work_on_batches(scorer)
+        else:
+            self._work_on_blocks()
+
+    def _work_on_blocks(self) -> None:
+        """Block after block, each by the scorer of its own prompts."""
+        while (piece := self._take_block()) is not None:
+            client = piece.block.client
+            with _computing_with(client.threads):
+                begun = self._begin(client.scorer, [piece])
+                if begun is not None:
+                    self._deliver(*begun)
+            with self._changed:
+                self._busy -= client.threads
+                self._changed.notify_all()
+            del piece, client, begun  # the memory may be of a client that is gone by the time the next block comes
+
+    def _work_on_batches(self, scorer: Scorer) -> None:
+        """Full batches, one after another; while the GPU computes one, the next begins."""
+        under_way: _Begun | None = None
+        while True:
+            pieces = self._take_batch([])
+            if under_way is not None and _count(pieces) < self.spec.batch:
+                # Nothing is lost by waiting for the batch under way, and more may come to fill this one.
+                self._deliver(*under_way)
+                under_way = None
+            if under_way is None:
+                pieces = self._fill(pieces)
+                if not pieces:
+                    return
+            begun = self._begin(scorer, pieces)
+            if under_way is not None:
+                self._deliver(*under_way)
+            under_way = begun
+            del pieces, begun
+
+    def _fill(self, pieces: list[_Piece]) -> list[_Piece]:
+        """More for a batch: waits for its first frames without end, for others a moment. None: it is time to stop."""
+        if not pieces:
+            with self._changed:
+                self._changed.wait_for(lambda: self._clients or self._stopping)
+        pieces = self._take_batch(pieces)
+        until = time.monotonic() + self._fill_seconds
+        while pieces and _count(pieces) < self.spec.batch:
+            with self._changed:
+                if self._stopping or not self._changed.wait_for(lambda: self._clients, until - time.monotonic()):
+                    break
+            before, pieces = pieces, self._take_batch(pieces)
+            if len(pieces) == len(before):  # what waits has another size
+                break
+        return pieces
+
+    def _take_batch(self, pieces: list[_Piece]) -> list[_Piece]:
+        """Add to a batch what waits, from the clients served least."""
+        pieces = list(pieces)
+        with self._changed:
+            while room := self.spec.batch - _count(pieces):
+                shape = pieces[0].block.frames.shape[1:] if pieces else None
+                able = [c for c in self._clients if shape is None or c.blocks[0].frames.shape[1:] == shape]
+                if not able:
+                    break
+                pieces.append(self._take(_least_served(able), room))
+            self._changed.notify_all()
+        return pieces
+
+    def _take_block(self) -> _Piece | None:
+        """The next block, or a batch of it, of the client served least, once there are cores for it; None: stop."""
+
+        def ready() -> bool:
+            if not self._clients:
+                return self._stopping
+            return not self._busy or self._busy + _least_served(self._clients).threads <= self._cores
+
+        with self._changed:
+            self._changed.wait_for(ready)
+            if not self._clients:
+                return None
+            client = _least_served(self._clients)
+            self._busy += client.threads
+            piece = self._take(client, self.spec.batch)
+            self._changed.notify_all()
+        return piece
+
+    def _take(self, client: Client, room: int) -> _Piece:
+        """What a client has waiting, up to so many frames."""
+        block = client.blocks[0]
+        start = block.taken
+        block.taken = min(len(block.frames), start + room)
+        count = block.taken - start
+        self._level = max(self._level, client.served)
+        client.served += count
+        client.waiting -= count
+        if block.taken == len(block.frames):
+            client.blocks.popleft()
+        if not client.blocks:
+            del self._clients[client]
+        return _Piece(block, start, block.taken)
+
+    def _begin(self, scorer: Scorer, pieces: list[_Piece]) -> _Begun | None:
+        with self._changed:
+            self._batches += 1
+            self._frames += _count(pieces)
+        parts = [(piece.block.client.scorer, piece.block.frames[piece.start : piece.stop]) for piece in pieces]
+        try:
+            return pieces, scorer.begin(parts)
+        except BaseException as error:  # of a user's own code, perhaps, which must not end the thread for everybody
+            self._fail(pieces, error)
+            return None
+
+    def _deliver(self, pieces: list[_Piece], finish: Callable[[], list[Similarities]]) -> None:
+        try:
+            parts = list(zip(pieces, finish(), strict=True))
+        except BaseException as error:
+            self._fail(pieces, error)
+            return
+        for piece, part in parts:
+            block, count = piece.block, piece.stop - piece.start
+            try:
+                block.found[piece.start : piece.stop] = check_similarities(block.client.scorer, part, count)
+            except BaseException as error:  # numpy takes not everything for numbers
+                self._fail([piece], error)
+                continue
+            block.done += count
+            if block.done == len(block.frames):
+                _settle(block.future, block.found)
+
+    def _fail(self, pieces: list[_Piece], error: BaseException) -> None:
+        failure = failure_of(self.spec.scorer, error)
+        with self._changed:
+            for block in {piece.block: None for piece in pieces}:
+                if block in block.client.blocks:  # the rest of it would be scored in vain
+                    block.client.blocks.remove(block)
+                    block.client.waiting -= len(block.frames) - block.taken
+                    if not block.client.blocks:
+                        self._clients.pop(block.client, None)
+            self._changed.notify_all()
+        for block in {piece.block: None for piece in pieces}:
+            _settle(block.future, failure)
+
+
+def _count(pieces: list[_Piece]) -> int:
+    return sum(piece.stop - piece.start for piece in pieces)
+
+
+def _least_served(clients: Iterable[Client]) -> Client:
+    return min(clients, key=lambda client: client.served)
+
+
+@contextmanager
+def _computing_with(threads: int) -> Iterator[None]:
+    """Have the calling thread compute with so many threads on the CPU; those of other threads stay as they are."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _settle(future: Future[Similarities], outcome: Similarities | BaseException) -> None:
+    """Set a result, unless it has one or nobody waits for it any more."""
+    if future.done() or not future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

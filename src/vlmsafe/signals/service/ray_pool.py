@@ -1,0 +1,115 @@
+"""A client of scoring services that are actors of a Ray cluster.
+
+A run asks for the address of the actor that has the fewest clients, then talks to the server there, through shared
+memory on the same machine and over TCP from others. It asks again whenever the connection breaks, so it finds a service
+that came back elsewhere. A separate process asks (`python -m vlmsafe.signals.service.ray_pool NAME`), because Ray
+changes the process that uses it: threads, signal handlers, and a hundred megabytes.
+`vlmsafe.studies.scorer.ray` starts the actors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmsafe.io import ray
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.service.client import ServiceScorer
+from vlmsafe.signals.service.spec import Address, ModelSpec, parse_address
+from vlmsafe.signals.service.wire import Channel
+
+_ASKING = 60.0  # seconds that it may take to ask Ray where a service is
+ANSWER = 10.0
+"""Seconds for an actor to say where it is and how busy; one that is starting again does not."""
+_NOT_THERE = 3  # exit code
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an actor listens."""
+
+    local: str
+    """Its socket on its own machine."""
+    tcp: str
+    """For other machines; empty where it listens to none."""
+    node: str
+    clients: int
+
+
+def actor_name(name: str, number: int) -> str:
+    return f"scorer-{name}-{number}"
+
+
+def find(name: str) -> Address | None:
+    """The actor of a pool with the fewest clients; this process is connected to Ray. None: there is none now."""
+    library = ray.import_ray()
+    prefix = actor_name(name, 0)[:-1]
+    listed = library.util.list_named_actors(all_namespaces=True)
+    names = sorted(
+        one["name"] for one in listed if one["namespace"] == ray.NAMESPACE and one["name"].startswith(prefix)
+    )
+    asked = []
+    for one in names:
+        with contextlib.suppress(ValueError):  # it died in this moment
+            asked.append(library.get_actor(one, namespace=ray.NAMESPACE).place.remote())
+    ready, _ = library.wait(asked, num_returns=len(asked), timeout=ANSWER) if asked else ([], [])
+    places = []
+    for answer in ready:
+        with contextlib.suppress(library.exceptions.RayError):
+            places.append(library.get(answer))
+    here = library.util.get_node_ip_address()
+    for place in sorted(places, key=lambda place: place.clients):
+        if place.node == here and Path(parse_address(place.local).place).exists():
+            return parse_address(place.local)
+        if place.tcp:
+            return parse_address(place.tcp)
+    return None
+
+
+def ask(name: str) -> Address:
+    """The same from any process. ConnectionError: there is none now."""
+    words = [sys.executable, "-m", "vlmsafe.signals.service.ray_pool", name]
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, timeout=_ASKING, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise ConnectionError(f"Ray does not say where the service '{name}' is") from None
+    if answer.returncode != 0:
+        last = (answer.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+        reason = f"Ray has no service '{name}' now" if answer.returncode == _NOT_THERE else last
+        raise ConnectionError(reason)
+    return parse_address(answer.stdout.split()[-1])
+
+
+class PoolScorer(ServiceScorer):
+    """A client of a pool: it asks for an address whenever it needs a connection."""
+
+    def __init__(
+        self, name: str, spec: ModelSpec, prompts: PromptSet | None, wait: float, give_up: Callable[[], bool]
+    ) -> None:
+        self._pool = name
+        super().__init__(Address("ray", name), spec, prompts, wait, give_up=give_up)
+
+    def _connect(self) -> Channel:
+        self._address = ask(self._pool)
+        return super()._connect()
+
+
+def main(name: str) -> int:
+    ray.connect(os.environ.get("RAY_ADDRESS") or "auto")
+    found, deadline = find(name), time.monotonic() + ANSWER
+    while found is None and time.monotonic() < deadline:  # cheaper than to connect to Ray again
+        time.sleep(0.5)
+        found = find(name)
+    if found is not None:
+        print(found)
+    return 0 if found is not None else _NOT_THERE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,1 @@
+"""What a study costs before anything starts: hours, memory, GPU-hours."""

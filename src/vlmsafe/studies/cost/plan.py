@@ -1,0 +1,257 @@
+"""What a study will take: runs, steps, hours and memory, from speeds that were measured.
+
+A run's speed is that of runs that are there already, if one has the same environment, workers, learner and scorer: the
+seconds per stage in its timing.jsonl. Otherwise it is put together from `speeds.csv`, which `benchmarks/speeds.py`
+measures part by part in seconds of one core: a step of the simulator, a frame, a score, a pass of the learner over a
+sample. Every row of a plan says which of the two it rests on.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.errors import VlmsafeError
+from vlmsafe.runs.run import Run
+from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.studies.progress import glance
+from vlmsafe.studies.scorer.shared import shares
+from vlmsafe.studies.study import Look, RunSpec
+
+_GUESS = 2**30  # bytes of a run of something that was never measured
+_HORIZON = 1000  # steps of an episode where only the environment knows
+_SIZES = ("clip", "qwen2-vl")
+_FROM_RUNS, _FROM_TABLE, _UNKNOWN = "runs", "table", "not measured"
+
+Key = tuple[str, int, str, int, str, int]
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Measured speeds: of parts, and of whole runs under a folder."""
+
+    parts: dict[tuple[str, str], float]
+    """(name, quantity) -> value, such as ("metadrive-easy", "step"); seconds of one core, or bytes."""
+    root: Path | None = None
+
+    @classmethod
+    def of(cls, root: Path | None) -> Speeds:
+        """The shipped table, and the runs of the studies under a folder."""
+        return cls(shipped_speeds(), root)
+
+    @cached_property
+    def _runs(self) -> dict[Key, float]:
+        """Seconds of one core per step, of every kind of run that is there."""
+        found: dict[Key, tuple[float, int]] = {}
+        for path in sorted(self.root.glob("*/*/*/seed-*/timing.jsonl")) if self.root else ():
+            try:
+                run = Run.open(path.parent)
+                rows = run.rows("timing")
+            except VlmsafeError:
+                continue  # a damaged run has no speed; who runs its study is told
+            seconds = sum(value for row in rows for name, value in row.items() if name != "epoch")
+            before = found.get(_key(run.config), (0.0, 0))
+            found[_key(run.config)] = (before[0] + seconds, before[1] + len(rows) * run.config.steps_per_epoch)
+        return {key: key[1] * seconds / steps for key, (seconds, steps) in found.items() if steps}
+
+    def training(self, config: TrainConfig) -> tuple[float | None, str]:
+        """Seconds of one core for a whole run, and what they rest on."""
+        if (measured := self._runs.get(_key(config))) is not None:
+            return measured * config.total_steps, _FROM_RUNS
+        step, passed = self._env(config.env, "step"), self.parts.get((config.learner.algorithm, "pass"))
+        looked = self._looking(config.env, [config.signal.scorer], config.signal.every)
+        if step is None or passed is None or looked is None:
+            return None, _UNKNOWN
+        spec = config.spec
+        starts = config.epochs * config.num_envs if spec.fresh_process else config.num_envs
+        begin = starts * (self._env(config.env, "start") or 0.0)
+        # The critics are fitted in every pass; stopping early by the divergence would only make it shorter.
+        return config.total_steps * (step + looked + config.learner.update_iters * passed) + begin, _FROM_TABLE
+
+    def without_model(self, config: TrainConfig) -> float | None:
+        """Seconds of one core for a whole run whose model is elsewhere, from the table alone; None: not measured."""
+        step, passed = self._env(config.env, "step"), self.parts.get((config.learner.algorithm, "pass"))
+        scorer, frame = config.signal.scorer, self._env(config.env, "frame")
+        large = scorer != "none" and parse_scorer(scorer).kind in _SIZES
+        looked = frame if large else self._looking(config.env, [scorer], 1)
+        if step is None or passed is None or looked is None:
+            return None
+        starts = config.epochs * config.num_envs if config.spec.fresh_process else config.num_envs
+        per_step = step + looked / config.signal.every + config.learner.update_iters * passed
+        return config.total_steps * per_step + starts * (self._env(config.env, "start") or 0.0)
+
+    def looking(self, spec: RunSpec, look: Look, *, trace: bool) -> float | None:
+        """Seconds of one core for an evaluation or a trace of a run, episodes taken to be as long as they can be."""
+        step = self._env(spec.env, "step")
+        scorers = list(look.scorers) or [spec.config.signal.scorer]
+        scorers = ["embedded" if name == "none" else name for name in scorers] if trace else []
+        looked = self._looking(spec.env, scorers, look.every)
+        if step is None or looked is None:
+            return None
+        length = env_spec(spec.env).horizon or _HORIZON
+        return look.count * (length * (step + looked) + (self._env(spec.env, "start") or 0.0))
+
+    def memory(self, spec: RunSpec, *, shared: bool = False) -> int:
+        """Bytes of a run: the main process, its workers, and the model, unless that is shared."""
+        config = spec.config
+        elsewhere = shared and shares(config.signal.scorer)
+        worker = self._env(config.env, "memory")
+        model = 0.0 if elsewhere else self._scorer(config.signal.scorer, "memory")
+        main = self.parts.get(("main", "memory"))
+        if worker is None or model is None or main is None:
+            return _GUESS
+        return int(main + config.num_envs * worker + model)
+
+    def _env(self, env: str, quantity: str) -> float | None:
+        """A variant that was not measured is taken to be as the environment itself."""
+        found = self.parts.get((env, quantity))
+        return self.parts.get((env.partition(":")[0], quantity)) if found is None else found
+
+    def _scorer(self, name: str, quantity: str) -> float | None:
+        if name == "none":
+            return 0.0
+        scorer = parse_scorer(name)
+        found = self.parts.get((str(scorer), quantity))
+        # Models of one kind differ in size; of the other scorers, what follows the colon does not matter.
+        return self.parts.get((scorer.kind, quantity)) if found is None and scorer.kind not in _SIZES else found
+
+    def _looking(self, env: str, scorers: Iterable[str], every: int) -> float | None:
+        """Seconds per step for frames and scores."""
+        total = 0.0
+        for name in scorers:
+            score = self._scorer(name, "score")
+            sees = name != "none" and parse_scorer(name).reads
+            frame = self._env(env, "frame") if sees else 0.0
+            if score is None or frame is None:
+                return None
+            total += (score + frame) / every
+        return total
+
+
+def gpu_share(spec: RunSpec, share: float) -> float:
+    """What a run needs of a GPU, if those that need one get so much: one whose own process holds a large model."""
+    signal = spec.config.signal
+    large = signal.scorer != "none" and parse_scorer(signal.scorer).kind in _SIZES
+    return share if large and signal.device != "cpu" else 0.0
+
+
+def shipped_speeds() -> dict[tuple[str, str], float]:
+    """The table in the package."""
+    text = (resources.files("vlmsafe.studies.cost") / "speeds.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return {(row["name"], row["quantity"]): float(row["value"]) for row in rows}
+
+
+def measured_on() -> str:
+    """The machine of the shipped table, in words."""
+    text = (resources.files("vlmsafe.studies.cost") / "speeds.csv").read_text(encoding="utf-8")
+    return text.splitlines()[0].removeprefix("#").strip()
+
+
+def _key(config: TrainConfig) -> Key:
+    """What decides how long a step takes."""
+    signal = config.signal
+    return (
+        config.env, config.num_envs, config.learner.algorithm, config.learner.update_iters, signal.scorer,
+        signal.every if signal.scorer != "none" else 0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One arm in one environment."""
+
+    env: str
+    arm: str
+    runs: int
+    done: int
+    steps: int
+    run_hours: float | None
+    """Of one run, with its workers in parallel; None where nothing like it was measured."""
+    core_hours_left: float | None
+    memory: int
+    source: str
+
+
+@dataclass(frozen=True)
+class StudyPlan:
+    """A study's plan, and its sums."""
+
+    rows: tuple[PlanRow, ...]
+    at_a_time: int
+    """Runs that cores and memory allow together."""
+    cores: int
+
+    @property
+    def runs(self) -> int:
+        return sum(row.runs for row in self.rows)
+
+    @property
+    def done(self) -> int:
+        return sum(row.done for row in self.rows)
+
+    @property
+    def steps(self) -> int:
+        return sum(row.steps for row in self.rows)
+
+    @property
+    def core_hours(self) -> float:
+        return sum(row.core_hours_left or 0.0 for row in self.rows)
+
+    @property
+    def hours(self) -> float:
+        """Until the end, with as many runs at a time as there is room for."""
+        return self.core_hours / max(1, min(self.cores, self.at_a_time))
+
+    @property
+    def notes(self) -> list[str]:
+        sources = {row.source for row in self.rows}
+        found = []
+        if _FROM_RUNS in sources:
+            found.append("'runs': speeds of runs of the same kind in this folder")
+        if _FROM_TABLE in sources:
+            found.append(f"'table': {measured_on()}")
+        if _UNKNOWN in sources:
+            found.append("what was not measured is left out of the hours; a run of a few epochs measures it")
+        return found
+
+
+def plan(specs: Sequence[RunSpec], root: Path, cores: int, memory: int, speeds: Speeds | None = None) -> StudyPlan:
+    """What a study will take from here on, on so many cores and bytes of memory."""
+    speeds = speeds or Speeds.of(root)
+    cells: dict[tuple[str, str], list[RunSpec]] = {}
+    for spec in specs:
+        cells.setdefault((spec.env, spec.arm), []).append(spec)
+    rows = tuple(_row(own, speeds) for own in cells.values())
+    widest = max(spec.config.num_envs for spec in specs)
+    largest = max(row.memory for row in rows)
+    return StudyPlan(rows, max(1, min(cores // widest, memory // largest)) * widest, cores)
+
+
+def _row(own: Sequence[RunSpec], speeds: Speeds) -> PlanRow:
+    """Runs of an arm are alike, so the first one speaks for all."""
+    first = own[0]
+    training, source = speeds.training(first.config)
+    looks = [(look, False) for look in first.evaluations] + [(look, True) for look in first.traces]
+    looking = [speeds.looking(first, look, trace=trace) for look, trace in looks]
+    done, left = 0, 0.0
+    for spec in own:
+        seen = glance(spec)
+        missing = max(0, spec.config.epochs - seen.epochs) / spec.config.epochs
+        extra = len(looks) - seen.evaluations - seen.traces
+        done += not missing and not extra
+        share = extra / len(looks) if looks else 0.0
+        left += missing * (training or 0.0) + share * sum(seconds or 0.0 for seconds in looking)
+    whole = None if training is None else training + sum(seconds or 0.0 for seconds in looking)
+    return PlanRow(
+        first.env, first.arm, len(own), done, sum(spec.config.total_steps for spec in own),
+        run_hours=None if whole is None else whole / 3600.0 / first.config.num_envs,
+        core_hours_left=None if whole is None else left / 3600.0,
+        memory=speeds.memory(first), source=source,
+    )  # fmt: skip

@@ -1,0 +1,385 @@
+"""A study's folder at a URL: any store that fsspec knows, such as s3://, gs://, abfs:// or file://.
+
+Runs work in a local folder and are copied to the store at each checkpoint; machines come and go, the store stays. Per
+run it holds objects, named by what is in them, and lists of them:
+
+    <url>/<run>/objects/<sha256>
+    <url>/<run>/lists/00000012-<owner>.json      which object is which file, and whose run this is now
+
+Nothing there is ever changed. A copy first adds the objects that are new, then a list with the next number; whoever
+reads takes the newest list that is whole, so a copy that is killed half-way leaves the run as it was before. Objects
+of older lists are removed later; whoever was just reading them begins again with what is newest then. What every
+machine's study has in common is kept beside the runs in the same way.
+
+A list names its owner, the process that works on the run. One that finds another owner stops: the study believed it
+dead and started the run again elsewhere. Stores know no locks, so an owner looks again after it has added its objects
+and once more after its list: of two with the same number the claim stays.
+
+A local folder remembers what it has from a store, in `.copy-of`. Nothing else in it is ever overwritten or removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import fsspec
+
+from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.io.disk import disk_errors, make_directory
+from vlmsafe.io.files import write_atomically
+
+_CHUNK = 2**20
+_KEPT = 2  # lists of which objects are kept: somebody may just be reading the last but one
+# Locks and the log of a study's scoring service are a machine's own, hidden files are being written.
+_NOT_COPIED = re.compile(r"(^|/)(lock|\..*)$|^logs/scorer\.log$")
+_MARK = ".copy-of"  # the URL, and the digests of what the folder has from it
+_LOOKS = 3  # at lists, of which older ones may be removed while they are read
+STUDY_TREE = "study"
+_OF_STUDY = ("study.yaml", "claims.yaml", "journal.jsonl", "configs", "logs")
+
+
+def is_url(place: str) -> bool:
+    """Whether a place is a URL of a store and not a folder.
+
+    >>> is_url("s3://bucket/runs"), is_url("runs/mine")
+    (True, False)
+    """
+    return "://" in place
+
+
+def known_scheme(place: str) -> str:
+    """The store that a place names at its beginning, as `s3` in `s3://bucket` or `S3:bucket`; empty for a folder."""
+    scheme, colon, _ = place.partition(":")
+    return scheme.lower() if colon and scheme.lower() in fsspec.available_protocols() else ""
+
+
+class Unreachable(RunError):
+    """The store does not answer, or not as it should."""
+
+
+class Taken(RunError):
+    """Another process works on the run."""
+
+
+class _Missing(RunError):
+    """An object that a list names is not there."""
+
+
+@contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    """Turn what a store raises, each kind its own, into one line."""
+    try:
+        yield
+    except VlmsafeError:
+        raise
+    except Exception as error:
+        raise Unreachable(f"cannot reach {url}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+class Store:
+    """A study's place at a URL."""
+
+    def __init__(self, url: str) -> None:
+        scheme, slashes, place = url.rstrip("/").partition("://")
+        self.url = scheme.lower() + slashes + place
+        try:
+            self._fs, self._path = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise InputError(f"cannot use '{url}' to keep runs: {' '.join(str(error).split())}") from None
+        self._fs.use_listings_cache = False  # other machines write too
+
+    def tree(self, name: str) -> Tree:
+        """A run's files, by the run's name."""
+        return Tree(self._fs, posixpath.join(self._path, name), f"{self.url}/{name}")
+
+    def fetch_study(self, folder: Path) -> None:
+        """What the study itself keeps, from whatever machine it was run before."""
+        self.tree(STUDY_TREE).fetch(folder, _OF_STUDY, merge=True)
+
+    def has_study(self) -> bool:
+        """Whether a study was ever kept here."""
+        return self.tree(STUDY_TREE).newest() is not None
+
+    def store_study(self, folder: Path) -> None:
+        self.tree(STUDY_TREE).store(folder, STUDY_TREE, _OF_STUDY, mark=True)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Which object is which file."""
+
+    number: int
+    owner: str
+    files: Mapping[str, str]
+    """Path in the run -> sha256."""
+
+    def to_bytes(self) -> bytes:
+        text = json.dumps({"owner": self.owner, "files": dict(sorted(self.files.items()))})
+        return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}".encode()
+
+    @classmethod
+    def from_bytes(cls, number: int, data: bytes) -> Listing | None:
+        """None where it is not whole: a copy was killed while it wrote this."""
+        digest, _, text = data.partition(b"\n")
+        if hashlib.sha256(text).hexdigest().encode() != digest:
+            return None
+        content = json.loads(text)
+        return cls(number, content["owner"], content["files"])
+
+
+class Tree:
+    """Files of one run in a store."""
+
+    def __init__(self, fs: Any, path: str, url: str) -> None:
+        self._fs, self._path, self._url = fs, path, url
+
+    def newest(self, but: Collection[Listing] = ()) -> Listing | None:
+        """The newest list that is whole, apart from some."""
+        with _reaching(self._url):
+            for _ in range(_LOOKS):
+                found = next((listing for _, listing in self._listings() if listing not in but), None)
+                if found is not None or not self._names("lists"):
+                    return found
+        return None
+
+    def claim(self, owner: str) -> None:
+        """Make a process the one that works on the run.
+
+        What copies that were killed left is not removed here: the owner before may be alive and copy at this moment.
+        """
+        with _reaching(self._url):
+            while True:
+                before = self.newest()
+                files = {} if before is None else before.files
+                listing = Listing(0 if before is None else before.number + 1, owner, files)
+                self._write(self._list_path(listing), listing.to_bytes())
+                now = self.newest()
+                if now is None or now.owner == owner:
+                    return
+                if now.number > listing.number:
+                    raise self._taken(now)
+                # The owner before has just written a list of the same number: the claim goes on top of it.
+
+    def fetch(self, folder: Path, only: Iterable[str] = (), *, merge: bool = False) -> bool:
+        """Make a local folder what the newest list says, or leave it alone where there is none; whether there was.
+
+        `only` names the files and folders of it that are fetched; by default all are. A folder with work that is not
+        from here is refused. With `merge` that holds only if nothing in it is: else a file that was changed there but
+        not here stays.
+        """
+        with _reaching(self._url):
+            tried: list[Listing] = []
+            missing: _Missing | None = None
+            while (listing := self.newest(tried)) is not None:
+                try:
+                    return self._make(folder, listing, tuple(only), merge)
+                except _Missing as error:
+                    # Removed, because there is a newer list by now; or lost, and the list before is whole.
+                    tried.append(listing)
+                    missing = error
+            if missing is not None:
+                raise missing
+        return False
+
+    def _make(self, folder: Path, listing: Listing, only: Collection[str], merge: bool) -> bool:
+        wanted = {
+            name: digest
+            for name, digest in listing.files.items()
+            if not only or any(name == top or name.startswith(f"{top}/") for top in only)
+        }
+        marked = self._known(folder)
+        known = marked or set()
+        local = {name: _digest(path)[0] for name, path in _files(folder, only)}
+        changed = {name for name, digest in local.items() if digest not in known and digest != wanted.get(name)}
+        refused = changed and not (merge and marked is not None)
+        if not wanted and (refused or not local):
+            return False  # it was claimed, and nothing was copied yet
+        if refused:
+            raise InputError(
+                f"{folder} holds runs that are not a copy of {self._url} ({min(changed)} is not from there), and "
+                "nothing is overwritten; choose another --root, or move it away"
+            )
+        self._mark(folder, known | set(wanted.values()))  # a fetch that is killed leaves some of both
+        for name in local.keys() - wanted.keys() - changed:
+            (folder / name).unlink()
+        for name, digest in wanted.items():
+            if local.get(name) != digest and not (name in changed and digest in known):
+                self._fetch_file(digest, folder / name)
+        self._mark(folder, set(wanted.values()))
+        return True
+
+    def store(self, folder: Path, owner: str, only: Iterable[str] = (), *, mark: bool = False) -> None:
+        """Copy what is new in a local folder; a process at work in it may add to its files meanwhile.
+
+        With `mark` the folder counts as a copy from now on: whatever is newer here may be fetched into it.
+        """
+        with _reaching(self._url):
+            before = self._owned(owner)
+            if mark and self._known(folder) is None:
+                self._mark(folder, set())
+            there = set(map(posixpath.basename, self._names("objects")))
+            # An object that is there although no list names it may be half of one.
+            files = self._add_files(folder, only, there & set({} if before is None else before.files.values()))
+            before = self._owned(owner)  # copying takes its time
+            if before is None or files != before.files:
+                listing = Listing(0 if before is None else before.number + 1, owner, files)
+                self._write(self._list_path(listing), listing.to_bytes())
+                lists = list(self._listings())
+                for _, other in lists:
+                    if other.owner != owner and other.number >= listing.number:
+                        self._remove(self._list_path(listing))
+                        raise self._taken(other)
+                self._tidy(lists, there)
+            if mark:
+                self._mark(folder, set(files.values()))
+
+    def _owned(self, owner: str) -> Listing | None:
+        """The newest list, if it is the owner's, or there is none."""
+        listing = self.newest()
+        if listing is not None and listing.owner != owner:
+            raise self._taken(listing)
+        return listing
+
+    def _taken(self, listing: Listing) -> Taken:
+        return Taken(f"{self._url} is worked on by another process now ({listing.owner}); this one stops")
+
+    # -- the local folder --
+
+    def _known(self, folder: Path) -> set[str] | None:
+        """Digests of what a folder has from here; None where it was never copied from or to here."""
+        try:
+            url, *digests = (folder / _MARK).read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        return set(digests) if url == self._url else None
+
+    def _mark(self, folder: Path, digests: set[str]) -> None:
+        if self._known(folder) != digests:
+            write_atomically(make_directory(folder) / _MARK, "\n".join([self._url, *sorted(digests)]).encode())
+
+    def _add_files(self, folder: Path, only: Iterable[str], known: set[str]) -> dict[str, str]:
+        files: dict[str, str] = {}
+        for name, path in _files(folder, only):
+            try:
+                with path.open("rb") as file:
+                    digest, size = _digest_of(file)
+                    if digest not in known:
+                        file.seek(0)
+                        self._add(digest, file, size)
+            except FileNotFoundError:  # an old checkpoint that was just dropped
+                if path.exists():
+                    raise
+                continue
+            files[name] = digest
+        return files
+
+    # -- the store --
+
+    def _listings(self) -> Iterator[tuple[str, Listing]]:
+        """Lists that are whole, newest first."""
+        for path in sorted(self._names("lists"), reverse=True):
+            number = int(posixpath.basename(path).partition("-")[0])
+            try:
+                listing = Listing.from_bytes(number, self._fs.cat_file(path))
+            except FileNotFoundError:  # just removed: there are newer ones
+                continue
+            if listing is not None:
+                yield path, listing
+
+    def _names(self, folder: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            return list(self._fs.ls(posixpath.join(self._path, folder), detail=False))
+        except FileNotFoundError:
+            return []
+
+    def _list_path(self, listing: Listing) -> str:
+        return posixpath.join(self._path, "lists", f"{listing.number:08d}-{listing.owner}.json")
+
+    def _object_path(self, digest: str) -> str:
+        return posixpath.join(self._path, "objects", digest)
+
+    def _write(self, path: str, data: bytes) -> None:
+        self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+        self._fs.pipe_file(path, data)
+
+    def _add(self, digest: str, file: BinaryIO, size: int) -> None:
+        path = self._object_path(digest)
+        self._fs.makedirs(posixpath.dirname(path), exist_ok=True)
+        with self._fs.open(path, "wb") as target:
+            while size and (chunk := file.read(min(size, _CHUNK))):
+                target.write(chunk)
+                size -= len(chunk)
+
+    def _fetch_file(self, digest: str, path: Path) -> None:
+        make_directory(path.parent)
+        aside = path.with_name(f".{path.name}.{os.getpid()}.fetched")
+        try:
+            with disk_errors(path), aside.open("wb") as target:
+                for chunk in self._chunks(digest):
+                    target.write(chunk)
+            if _digest(aside)[0] != digest:
+                raise RunError(f"{self._url} is damaged: {path.name} is not what was stored")
+            with disk_errors(path):
+                aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _chunks(self, digest: str) -> Iterator[bytes]:
+        """An object piece by piece. What goes wrong here is the store's matter and not the disk's."""
+        with _reaching(self._url):
+            try:
+                with self._fs.open(self._object_path(digest), "rb") as source:
+                    while chunk := source.read(_CHUNK):
+                        yield chunk
+            except FileNotFoundError as error:
+                raise _Missing(f"{self._url} is damaged: it does not have object {digest}, which it lists") from error
+
+    def _tidy(self, lists: list[tuple[str, Listing]], there: set[str]) -> None:
+        """Remove older lists, and objects that were there before and are named by no newer one."""
+        for path, _ in lists[_KEPT:]:
+            self._remove(path)
+        for digest in there.difference(*(listing.files.values() for _, listing in lists[:_KEPT])):
+            self._remove(self._object_path(digest))
+
+    def _remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):  # others tidy too
+            self._fs.rm_file(path)
+
+
+def _files(folder: Path, only: Iterable[str] = ()) -> list[tuple[str, Path]]:
+    """What is copied of a folder: first checkpoints, which say how much of the other files they need."""
+    found = []
+    for top in [folder / name for name in only] or [folder]:
+        for place, folders, names in os.walk(top):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            found += [Path(place, name) for name in names]
+        found += [top] if top.is_file() else []
+    pairs = [(path.relative_to(folder).as_posix(), path) for path in found]
+    pairs = [(name, path) for name, path in pairs if not _NOT_COPIED.search(name)]
+    return sorted(pairs, key=lambda pair: (not pair[0].startswith("checkpoints/"), pair[0]))
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    with path.open("rb") as file:
+        return _digest_of(file)
+
+
+def _digest_of(file: BinaryIO) -> tuple[str, int]:
+    """Digest and size of a file as it is now; it may grow meanwhile, but what it has does not change."""
+    size = left = os.fstat(file.fileno()).st_size
+    digest = hashlib.sha256()
+    while left and (chunk := file.read(min(left, _CHUNK))):
+        digest.update(chunk)
+        left -= len(chunk)
+    return digest.hexdigest(), size

@@ -1,0 +1,103 @@
+"""What a running study does at its store. The store may be out of reach for a while: that is no fault of any run, so
+what could not be done is done later, and nothing else waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from vlmsafe.studies.remote.store import STUDY_TREE, Store, Unreachable
+from vlmsafe.studies.study import RunSpec
+
+_AGAIN = 2.0  # seconds between two tries, and between two copies of the journal
+_SAID = 600.0  # seconds for which it is not said again that the store is out of reach
+
+
+def fetch(store: Store, specs: Sequence[RunSpec], folder: Path) -> None:
+    """Bring a study's folder up to what its store keeps."""
+    store.fetch_study(folder)
+    for spec in specs:
+        store.tree(spec.name).fetch(spec.path)
+
+
+def keep_new(store: Store, specs: Sequence[RunSpec]) -> None:
+    """Copy runs that only the folder has to the store."""
+    for spec in specs:
+        newest = store.tree(spec.name).newest()
+        if (newest is None or not newest.files) and (spec.path / "config.yaml").exists():
+            keep(store, spec)
+
+
+def keep(store: Store, spec: RunSpec) -> None:
+    """Copy a run that was made here to a store that does not have it."""
+    tree = store.tree(spec.name)
+    tree.claim(STUDY_TREE)
+    tree.store(spec.path, STUDY_TREE, mark=True)
+
+
+class Keeping:
+    """A study's folder and its store, if it has one, on the way to being equal."""
+
+    def __init__(self, store: Store | None, folder: Path, say: Callable[[str], None]) -> None:
+        self._store, self._folder, self._say = store, folder, say
+        self._due: dict[str, Callable[[], object]] = {}
+        self._handed: set[str] = set()  # runs whose settings the store has
+        self._changed = True
+        self._reach_again = self._store_again = self._say_again = 0.0  # when, by the clock
+
+    def fetch_later(self, spec: RunSpec) -> None:
+        """A command worked on a run: it is to be fetched before anybody looks at it."""
+        if self._store is not None:
+            self._due[spec.name] = partial(self._store.tree(spec.name).fetch, spec.path)
+
+    def keep_later(self, spec: RunSpec) -> None:
+        """A run was made here: the store is to have it before anything else is done for it."""
+        if self._store is not None:
+            self._due[spec.name] = partial(keep, self._store, spec)
+
+    def settled(self, spec: RunSpec) -> bool:
+        """Whether a run is the same here and at the store; tries to make it so."""
+        if spec.name in self._due and self._reach(self._due[spec.name]):
+            del self._due[spec.name]
+        return spec.name not in self._due
+
+    def has_settings(self, spec: RunSpec) -> bool:
+        """Whether the store has the settings of a run, which were written before; tries to make it so."""
+        if self._store is not None and spec.name not in self._handed:
+            self._changed = True
+            if self.store_study(now=True):
+                self._handed.add(spec.name)
+        return self._store is None or spec.name in self._handed
+
+    def journal_changed(self) -> None:
+        self._changed = True
+
+    def store_study(self, now: bool = False) -> bool:
+        """Copy journal, logs and settings if they have changed, and not too often; whether the store has them."""
+        if self._store is not None and self._changed and (now or time.monotonic() >= self._store_again):
+            self._changed = not self._reach(partial(self._store.store_study, self._folder))
+            self._store_again = time.monotonic() + _AGAIN
+        return not self._changed
+
+    def store_at_last(self) -> None:
+        """The same, whatever was tried just before."""
+        self._reach_again = self._say_again = 0.0
+        self.store_study(now=True)
+
+    def _reach(self, action: Callable[[], object]) -> bool:
+        """Do something at the store; whether it could be reached. That it could not is not said at each try."""
+        now = time.monotonic()
+        if now < self._reach_again:
+            return False
+        try:
+            action()
+        except Unreachable as error:
+            if now >= self._say_again:
+                self._say(str(error))
+                self._say_again = now + _SAID
+            self._reach_again = time.monotonic() + _AGAIN
+            return False
+        return True

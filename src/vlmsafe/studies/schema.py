@@ -1,0 +1,376 @@
+"""Study files: shipped by name, or a user's own. Mistakes are reported with file, line and entry.
+
+    name: small                       # letters, digits, dots and dashes; the study's folder is called so
+    question: Does the bonus lower the cost?
+    environments: [speeding]          # or a mapping: environment -> {seeds, total_steps, settings}
+    seeds: [1, 2, 3]
+    total_steps: 40000
+    settings: {steps_per_epoch: 2000} # of all runs, under dotted names
+    arms:
+      ppo-lag: {method: ppo-lag}
+      oracle: {method: vlm-ppo-lag, settings: {signal.scorer: oracle}}
+    protocols: [held-out]
+
+`docs/studies.md` has every entry. What is said in several places is taken from the innermost: study, environment, arm,
+arm in an environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vlmsafe.comparison.claims import Claims, claims_of
+from vlmsafe.config.methods import method
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.yaml import flatten, to_dict
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.evaluation.protocols import protocol
+from vlmsafe.report.request import check_entries
+from vlmsafe.runs.arms import STUDY_FILE
+from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.studies.study import (
+    Arm,
+    Look,
+    Part,
+    Study,
+)
+
+_FOLDER = resources.files("vlmsafe.studies") / "definitions"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PART = ("seeds", "total_steps", "settings")
+_ENTRIES = (
+    "name", "question", "paper", "environments", *_PART, "arms", "protocols", "traces", "comparisons", "correction",
+    "tables", "figures", "independent", "scale", "scorer",
+)  # fmt: skip
+_LOOK = tuple(entry.name for entry in fields(Look))
+_NOT_SETTINGS = {
+    "env": "an entry of 'environments'", "method": "'method' of the arm", "seed": "'seeds'",
+    "total_steps": "'total_steps' beside 'settings'", "run_dir": "nothing: a study decides where its runs go",
+}  # fmt: skip
+
+
+def shipped_studies() -> list[str]:
+    """Names of the studies in the package, in alphabetical order."""
+    return sorted(entry.name.removesuffix(".yaml") for entry in _FOLDER.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_study(name: str | Path) -> Study:
+    """A study by its name in the package, from a YAML file, or from the folder of one that was begun."""
+    text = str(name)
+    path = Path(name)
+    if path.is_dir() and (path / STUDY_FILE).is_file():
+        path = path / STUDY_FILE
+    elif not ("/" in text or text.endswith((".yaml", ".yml"))):
+        if text not in (known := shipped_studies()):
+            raise unknown_name("study", text, [*known, "a path to a YAML file"])
+        return parse_study((_FOLDER / f"{text}.yaml").read_text(encoding="utf-8"), f"{text}.yaml")
+    try:
+        return parse_study(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise InputError(f"cannot read the study {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file in UTF-8") from None
+
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class _File:
+    """A YAML document and the line of each of its entries."""
+
+    source: str
+    lines: Mapping[Place, int]
+
+    def wrong(self, place: Place, message: str) -> InputError:
+        """The error for an entry; one without a line of its own has that of the entry it stands in."""
+        while place not in self.lines:
+            place = place[:-1]
+        return InputError(f"{self.source}, line {self.lines[place]}: {message}")
+
+    def mapping(self, value: Any, place: Place, known: Sequence[str] = ()) -> Mapping[str, Any]:
+        """An entry that must be a mapping, with no keys but those known, where some are."""
+        what = f"'{place[-1]}'" if place else "a study"
+        if not isinstance(value, Mapping):
+            inside = f" with {', '.join(known)}" if known else ""
+            raise self.wrong(place, f"{what} is {_shown(value)}; expected a mapping{inside}")
+        for key in value:
+            if not isinstance(key, str):
+                raise self.wrong((*place, key), f"{what} has the key {key!r}; expected a name")
+            if known and key not in known:
+                raise self.wrong((*place, key), str(unknown_name("entry", key, known)))
+        return value
+
+    def texts(self, value: Any, place: Place) -> tuple[str, ...]:
+        if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(v, str) for v in value):
+            raise self.wrong(place, f"'{place[-1]}' is {_shown(value)}; expected a list of names")
+        return tuple(value)
+
+    def seeds(self, value: Any, place: Place) -> tuple[int, ...]:
+        whole = isinstance(value, Sequence) and all(type(v) is int and v >= 0 for v in value)
+        if not whole or not value:
+            raise self.wrong(place, f"'{place[-1]}' is {_shown(value)}; expected a list of whole numbers, 0 or greater")
+        if len(set(value)) < len(value):
+            raise self.wrong(place, f"'{place[-1]}' names a seed twice, which would be the same run: {_shown(value)}")
+        return tuple(value)
+
+    def count(self, value: Any, place: Place) -> int:
+        if type(value) is not int or value < 1:
+            hint = " (write 1000000, not 1e6)" if isinstance(value, str | float) else ""
+            raise self.wrong(place, f"'{place[-1]}' is {_shown(value)}; expected a whole number above 0{hint}")
+        return value
+
+
+def parse_study(text: str, source: str) -> Study:
+    """The study in a YAML text; errors name `source`, the line and the entry."""
+    document, file = _read(text, source)
+    file.mapping(document, (), _ENTRIES)
+    for needed in ("name", "question", "environments", "arms"):
+        if needed not in document:
+            raise InputError(
+                f"{source}: there is no '{needed}'; a study has at least name, question, environments, arms"
+            )
+    name, question = document["name"], document["question"]
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise file.wrong(("name",), f"the name is {_shown(name)}; expected letters, digits, dots and dashes")
+    if not isinstance(question, str) or not question.strip():
+        raise file.wrong(("question",), "the question is not a text; expected one sentence")
+    if not isinstance(document.get("independent", False), bool):
+        raise file.wrong(("independent",), "'independent' must be true or false")
+    environments = _environments(document["environments"], file)
+    arms = _arms(document["arms"], file, environments)
+    study = Study(
+        name=name,
+        question=" ".join(question.split()),
+        environments=environments,
+        arms=arms,
+        base=_part({key: document[key] for key in _PART if key in document}, (), file),
+        paper=file.texts(document.get("paper", []), ("paper",)),
+        protocols=_looks(document.get("protocols", []), "protocols", file, environments, arms),
+        traces=_looks(document.get("traces", []), "traces", file, environments, arms),
+        claims=_claims(document, file, arms),
+        tables=_entries(document, "tables", file),
+        figures=_entries(document, "figures", file),
+        independent=document.get("independent", False),
+        document={key: value for key, value in document.items() if key not in ("scale", "scorer")},
+    )
+    _check_cells(study, file)
+    return study.varied(*_variation(document, file))
+
+
+def _read(text: str, source: str) -> tuple[Any, _File]:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        document = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{source}{where}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+    if root is None:
+        raise InputError(f"{source} is empty; expected a study with name, question, environments and arms")
+    lines: dict[Place, int] = {}
+    _note_lines(root, (), lines, source)
+    return document, _File(source, lines)
+
+
+def _note_lines(node: yaml.Node, place: Place, lines: dict[Place, int], source: str) -> None:
+    """The line of every entry. One that is there twice is an error: YAML would silently take the second."""
+    lines.setdefault(place, node.start_mark.line + 1)
+    if isinstance(node, yaml.SequenceNode):
+        for index, entry in enumerate(node.value):
+            _note_lines(entry, (*place, index), lines, source)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            inner = (*place, key.value)
+            if inner in lines:
+                raise InputError(f"{source}, line {key.start_mark.line + 1}: '{key.value}' appears a second time")
+            lines[inner] = key.start_mark.line + 1
+            _note_lines(value, inner, lines, source)
+
+
+def _part(data: Mapping[str, Any], place: Place, file: _File) -> Part:
+    """Seeds, steps and settings; `data` holds no other entries."""
+    seeds = file.seeds(data["seeds"], (*place, "seeds")) if "seeds" in data else None
+    steps = file.count(data["total_steps"], (*place, "total_steps")) if "total_steps" in data else None
+    at = (*place, "settings")
+    given = file.mapping(data.get("settings", {}), at)
+    known = list(flatten(to_dict(TrainConfig())))
+    settings = flatten(given)
+    for key in settings:
+        inside: Place = (*at, key) if key in given else (*at, *key.split("."))
+        if key in _NOT_SETTINGS:
+            raise file.wrong(inside, f"'{key}' is no setting of a study; it is given by {_NOT_SETTINGS[key]}")
+        if key not in known:
+            raise file.wrong(inside, str(unknown_name("setting", key, known)))
+    return Part(seeds, steps, settings)
+
+
+def _environments(value: Any, file: _File) -> dict[str, Part]:
+    found = _named_parts(value, ("environments",), file)
+    if not found:
+        raise file.wrong(("environments",), "there are no environments; expected at least one, see vlmsafe envs")
+    for index, env in enumerate(found):
+        try:
+            env_spec(env)
+        except InputError as error:
+            listed = isinstance(value, Sequence)
+            raise file.wrong(("environments", index if listed else env), str(error)) from None
+    return found
+
+
+def _named_parts(value: Any, place: Place, file: _File) -> dict[str, Part]:
+    """Environments as a list of names, or as a mapping of what they set."""
+    if not isinstance(value, Mapping):
+        names = file.texts(value, place)
+        if len(set(names)) < len(names):
+            raise file.wrong(place, "an environment is listed twice")
+        return dict.fromkeys(names, Part())
+    file.mapping(value, place)
+    return {
+        env: _part(file.mapping(entry or {}, (*place, env), _PART), (*place, env), file) for env, entry in value.items()
+    }
+
+
+def _arms(value: Any, file: _File, environments: Mapping[str, Part]) -> tuple[Arm, ...]:
+    found = []
+    for name, entry in file.mapping(value, ("arms",)).items():
+        place: Place = ("arms", name)
+        if not _NAME.fullmatch(name):
+            raise file.wrong(place, f"the arm's name is '{name}'; expected letters, digits, dots and dashes")
+        entry = file.mapping(entry, place, ("method", *_PART, "environments"))
+        if not isinstance(entry.get("method"), str):
+            raise file.wrong(place, f"the arm '{name}' has no 'method'; expected a name from vlmsafe methods")
+        try:
+            method(entry["method"])
+        except InputError as error:
+            raise file.wrong((*place, "method"), str(error)) from None
+        own = None
+        if "environments" in entry:
+            own = _named_parts(entry["environments"], (*place, "environments"), file)
+            for env in own:
+                if env not in environments:
+                    raise file.wrong(
+                        (*place, "environments", env), str(unknown_name("environment of the study", env, environments))
+                    )
+        part = _part({key: entry[key] for key in _PART if key in entry}, place, file)
+        found.append(Arm(name, entry["method"], part, own))
+    if not found:
+        raise file.wrong(("arms",), "there are no arms; expected at least one")
+    return tuple(found)
+
+
+def _looks(
+    value: Any, kind: str, file: _File, environments: Mapping[str, Part], arms: Sequence[Arm]
+) -> tuple[Look, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise file.wrong((kind,), f"'{kind}' is {_shown(value)}; expected a list of protocols")
+    found = []
+    for index, entry in enumerate(value):
+        place: Place = (kind, index)
+        known = _LOOK if kind == "traces" else [name for name in _LOOK if name not in ("scorers", "every", "frames")]
+        entry = {"protocol": entry} if isinstance(entry, str) else file.mapping(entry, place, known)
+        if not isinstance(entry.get("protocol"), str):
+            raise file.wrong(place, "there is no 'protocol'; expected a name, or a mapping with one")
+        options: dict[str, Any] = {}
+        for name in ("environments", "arms", "scorers"):
+            if name in entry:
+                options[name] = file.texts(entry[name], (*place, name))
+        for name in ("episodes", "every"):
+            if name in entry:
+                options[name] = file.count(entry[name], (*place, name))
+        if "seeds" in entry:
+            options["seeds"] = file.seeds(entry["seeds"], (*place, "seeds"))
+        if not isinstance(entry.get("frames", False), bool):
+            raise file.wrong((*place, "frames"), "'frames' must be true or false")
+        look = Look(entry["protocol"], frames=entry.get("frames", False), **options)
+        try:
+            protocol(look.protocol)
+            for scorer in look.scorers:
+                parse_scorer(scorer)
+            for kind_of, names, all_names in (
+                ("environment of the study", look.environments, environments),
+                ("arm of the study", look.arms, [arm.name for arm in arms]),
+            ):
+                for name in names:
+                    if name not in all_names:
+                        raise unknown_name(kind_of, name, all_names)
+        except InputError as error:
+            raise file.wrong(place, str(error)) from None
+        found.append(look)
+    return tuple(found)
+
+
+def _claims(document: Mapping[str, Any], file: _File, arms: Sequence[Arm]) -> Claims:
+    if "comparisons" not in document:
+        return Claims()
+    names = [arm.name for arm in arms]
+    entries = document["comparisons"]
+    if isinstance(entries, Sequence):
+        for index, entry in enumerate(entries):
+            for side in ("first", "second"):
+                if isinstance(entry, Mapping) and entry.get(side, names[0]) not in names:
+                    raise file.wrong(
+                        ("comparisons", index, side), str(unknown_name("arm of the study", str(entry[side]), names))
+                    )
+    claims = {key: document[key] for key in ("comparisons", "correction") if key in document}
+    return claims_of(claims, f"{file.source}, line {file.lines['comparisons',]}")
+
+
+def _entries(document: Mapping[str, Any], key: str, file: _File) -> tuple[Any, ...]:
+    """Entries for the report, in its words and as they are."""
+    value = document.get(key, [])
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise file.wrong((key,), f"'{key}' is {_shown(value)}; expected a list")
+    for index, entry in enumerate(value):
+        try:
+            check_entries(*(([entry], []) if key == "tables" else ([], [entry])))
+        except InputError as error:
+            raise file.wrong((key, index), str(error)) from None
+    return tuple(value)
+
+
+def _check_cells(study: Study, file: _File) -> None:
+    """Every run must be possible: an error now names the arm, one in the middle of a study costs days."""
+    for arm in study.arms:
+        for env, own in study.environments.items():
+            part = arm.in_environment(env)
+            if part is not None and not part.over(own.over(study.base)).seeds:
+                raise file.wrong(("arms", arm.name), f"the arm '{arm.name}' has no seeds on {env}; give 'seeds'")
+        try:
+            runs = replace(study, arms=(arm,)).expand(Path("runs"))
+        except InputError as error:
+            raise file.wrong(("arms", arm.name), str(error)) from None
+        if not runs:
+            raise file.wrong(("arms", arm.name), f"the arm '{arm.name}' has no runs")
+        for spec in runs:
+            for kind, looks in (("protocols", spec.evaluations), ("traces", spec.traces)):
+                names = [look.protocol for look in looks]
+                twice = next((name for name in names if names.count(name) > 1), None)
+                if twice is not None:
+                    raise file.wrong(
+                        (kind,),
+                        f"'{twice}' is asked for twice for {spec.arm} on {spec.env}, and there is one file of it",
+                    )
+
+
+def _variation(document: Mapping[str, Any], file: _File) -> tuple[float, str | None]:
+    scale, scorer = document.get("scale", 1.0), document.get("scorer")
+    if isinstance(scale, bool) or not isinstance(scale, int | float):
+        raise file.wrong(("scale",), f"'scale' is {_shown(scale)}; expected a number above 0 and at most 1")
+    if scorer is not None and not isinstance(scorer, str):
+        raise file.wrong(("scorer",), f"'scorer' is {_shown(scorer)}; expected the name of a scorer")
+    return float(scale), scorer
+
+
+def _shown(value: Any) -> str:
+    text = "empty" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,1 @@
+"""One scoring service for all runs of a study."""

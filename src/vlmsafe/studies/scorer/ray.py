@@ -1,0 +1,99 @@
+"""The scoring service as actors of a Ray cluster: one per GPU, wherever Ray finds them.
+
+An actor hosts the same server as `vlmsafe serve`; Ray places it, starts it again when it dies, and knows it by name.
+Frames do not go through Ray: a run asks for the address of the actor that has the fewest clients, then talks to the
+server there, through shared memory on the same machine and over TCP from others. It asks again whenever the connection
+breaks, so it finds a service that came back elsewhere. Asking is left to a process of its own, because Ray changes the
+process that it is used in: threads, handlers of signals, and a hundred megabytes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from vlmsafe.errors import RunError
+from vlmsafe.io.ray import import_ray
+from vlmsafe.signals.service.ray_pool import ANSWER, Place, actor_name
+from vlmsafe.signals.service.spec import Address
+from vlmsafe.studies.launch.local import usable_cores
+from vlmsafe.studies.scorer.shared import remove_left_behind, socket_name
+
+_STARTING = 120.0
+
+
+class ServiceActor:
+    """Hosts a server; an actor of Ray."""
+
+    def __init__(self, socket: str, anywhere: bool) -> None:
+        # Before PyTorch is loaded: threads that wait actively take the cores from the runs that they wait for.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from vlmsafe.signals.service.engine import Engine
+        from vlmsafe.signals.service.server import Server, share_buffers
+        from vlmsafe.signals.service.sockets import listen
+
+        share_buffers()
+        ray = import_ray()
+        self._node = ray.util.get_node_ip_address()
+        engine = Engine(cores=usable_cores())  # Ray leaves torch one, and nothing else here computes
+        remove_left_behind()
+        # One name for all its lives, so that nothing is left behind by each.
+        self._local = Address("unix", os.path.join(tempfile.gettempdir(), socket))
+        listener, self._clean_up = listen(self._local)
+        self._servers = [Server(listener, engine)]
+        self._tcp = ""
+        if anywhere:
+            listener, _ = listen(Address("tcp", self._node, 0), anywhere=True)
+            self._tcp = str(Address("tcp", self._node, listener.getsockname()[1]))
+            # Whoever reaches the network reaches this, so no code is run that a client names.
+            self._servers.append(Server(listener, engine, python=False))
+
+    def place(self) -> Place:
+        return Place(str(self._local), self._tcp, self._node, sum(server.clients for server in self._servers))
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def close(self) -> None:
+        """Take no more clients, finish what is queued, and leave nothing behind."""
+        for server in self._servers:
+            server.stop()
+        self._clean_up()
+        # The name was made for this service alone, so nobody waits for its lock.
+        Path(f"{self._local.place}.lock").unlink(missing_ok=True)
+
+
+class RayService:
+    """A pool of actors that lives as long as the study that started it."""
+
+    def __init__(self, name: str, *, replicas: int | None = None, anywhere: bool = True) -> None:
+        """`anywhere` is whether runs on other machines reach it; this process is connected to Ray."""
+        self.name, self._ray = name, import_ray()
+        ray = self._ray
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        # No core is asked for: on a small machine a run would wait for it for ever.
+        kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=4, num_cpus=0, num_gpus=min(1, gpus))
+        made = kind(ServiceActor)
+        self.actors = [
+            made.options(name=actor_name(name, number)).remote(socket_name(name, number), anywhere)
+            for number in range(replicas or gpus or 1)
+        ]
+        try:
+            ray.get([actor.place.remote() for actor in self.actors], timeout=_STARTING)
+        except ray.exceptions.RayError as error:
+            first = str(error).strip().splitlines()[0]
+            raise RunError(f"the scoring service could not be started on the cluster: {first}") from None
+
+    @property
+    def address(self) -> str:
+        return f"ray:{self.name}"
+
+    def look(self) -> None:
+        """Nothing to do: Ray itself starts again what dies."""
+
+    def close(self) -> None:
+        closing = [actor.close.remote() for actor in self.actors]
+        self._ray.wait(closing, num_returns=len(closing), timeout=ANSWER)
+        for actor in self.actors:
+            self._ray.kill(actor)

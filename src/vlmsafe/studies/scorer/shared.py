@@ -1,0 +1,110 @@
+"""One scoring service for all runs of a study: which runs ask it, and how it is kept alive on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Protocol
+
+from vlmsafe.errors import RunError
+from vlmsafe.io.disk import disk_errors, make_directory
+from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.studies.launch.local import start_process, stop_process
+
+_STARTING, _STOPPING = 60.0, 30.0  # seconds
+_PAUSE = 2.0  # seconds between two starts of a service that dies at once
+_YOUNG = 60.0  # seconds in which a service may have made its lock and not yet taken it
+
+
+class SharedScorer(Protocol):
+    """A service that lives as long as the study."""
+
+    @property
+    def address(self) -> str: ...
+
+    def look(self) -> None:
+        """Called several times a second: start it again, if it died and nobody else does."""
+
+    def close(self) -> None: ...
+
+
+def shares(scorer: str) -> bool:
+    """Whether runs with a scorer are to ask a study's service: models do; code of the user's own stays with its run."""
+    return scorer != "none" and parse_scorer(scorer).is_model
+
+
+def service_name(title: str) -> str:
+    """A name that no other service has, and from which one sees whose it is; short, because it becomes a socket's."""
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', title)[:30].strip('-')}-{uuid.uuid4().hex[:8]}"
+
+
+def socket_name(name: str, number: int) -> str:
+    """The file of a service's socket in the folder for temporary files."""
+    return f"vlmsafe-{name}-{number}"
+
+
+def remove_left_behind() -> None:
+    """Sockets and locks of studies' services that were killed; whoever is at work holds the lock beside its socket."""
+    own = re.compile(r"vlmsafe-.+-[0-9a-f]{8}-[0-9]+\.lock")
+    found = [path for path in Path(tempfile.gettempdir()).glob("vlmsafe-*.lock") if own.fullmatch(path.name)]
+    for path in found:
+        with contextlib.suppress(OSError):  # somebody else's, in use, or removed by another in this moment
+            if time.time() > path.lstat().st_mtime + _YOUNG:
+                _remove_unless_held(path)
+
+
+def _remove_unless_held(lock: Path) -> None:
+    """Remove a lock and its socket. OSError: it is held."""
+    handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.with_suffix("").unlink(missing_ok=True)
+        lock.unlink()
+    finally:
+        os.close(handle)
+
+
+class LocalScorer:
+    """`vlmsafe serve` on this machine, started again when it dies."""
+
+    def __init__(self, title: str, log: Path) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="vlmsafe-"))
+        self._socket, self._log = self._folder / "scorer", log
+        self.address = f"unix:{self._socket}"
+        self._start()
+        deadline = time.monotonic() + _STARTING
+        while not self._socket.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                raise RunError(f"the scoring service of '{title}' did not start (log: {log})")
+            time.sleep(0.05)
+
+    def _start(self) -> None:
+        make_directory(self._log.parent)
+        words = (sys.executable, "-m", "vlmsafe", "serve", "--socket", str(self._socket))
+        with disk_errors(self._log), self._log.open("ab") as log:
+            # Threads that wait actively would take the cores from the runs that they wait for.
+            self.process = start_process(words, log, {"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
+        self._started = time.monotonic()
+
+    def look(self) -> None:
+        if self.process.poll() is not None and time.monotonic() > self._started + _PAUSE:
+            self._start()
+
+    def close(self) -> None:
+        stop_process(self.process, now=False)
+        try:
+            self.process.wait(_STOPPING)
+        except subprocess.TimeoutExpired:
+            stop_process(self.process, now=True)
+            self.process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)

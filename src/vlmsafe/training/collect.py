@@ -1,0 +1,285 @@
+"""Collecting an epoch: each worker steps its own simulator with its own copy of the policy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.envs.api import Env, Scenarios
+from vlmsafe.envs.vector.frames import Sender
+from vlmsafe.errors import EnvironmentFailure
+from vlmsafe.learners.policy import ActionMap
+from vlmsafe.learners.rollout import Rollout
+from vlmsafe.numerics.normaliser import Array, Normaliser
+from vlmsafe.signals.frame_stack import Moments
+from vlmsafe.signals.scorers.api import Inputs, Look
+from vlmsafe.signals.shaping import due
+
+_TICK_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker brings back from an epoch."""
+
+    rollout: Rollout
+    seen: Normaliser
+    """Statistics of the raw observations of this share alone."""
+    episodes: list[dict[str, Any]]
+    """One record per episode begun, the unfinished last one included; each is a path of the rollout."""
+    scored: NDArray[np.bool_]
+    """[N], the steps after which a scorer looks at the state."""
+    inputs: Inputs
+    """What it looks at, one entry per such step, unless those are frames, which travel by themselves."""
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """Sizes of what comes out of an environment and goes into it."""
+
+    observation: int
+    action: int
+    frame: tuple[int, ...] | None = None
+    """Shape of a frame, where someone asked."""
+
+
+@dataclass(frozen=True)
+class DescribeTask:
+    """Make the environment, and show early that it can be made and can show a scorer what it looks at."""
+
+    looks_at: Look = "nothing"
+    scenario: int = 0
+
+    def run(self, env: Env, tick: Callable[[int], None]) -> Dimensions:
+        observation, action = env.observation_space.shape, env.action_space.shape
+        assert observation is not None
+        assert action is not None
+        if self.looks_at in ("frame", "hazard"):
+            begin_episode(env, self.scenario)
+        if self.looks_at == "hazard":
+            env.hazard()
+        frame = env.frame().shape if self.looks_at == "frame" else None
+        return Dimensions(observation[0], action[0], frame)
+
+
+@dataclass(frozen=True)
+class Watch:
+    """When a scorer looks, and at what."""
+
+    looks_at: Look
+    every: int
+    """k_clip."""
+    frames: int = 1
+    """How many frames of a moment, where it looks at frames."""
+
+
+class Acting(Protocol):
+    """Whatever chooses actions: a policy, or dice."""
+
+    def sample(self, observation: Array, rng: np.random.Generator, /) -> tuple[Array, np.float32]: ...
+
+
+@dataclass(frozen=True)
+class RandomPolicy:
+    """Uniform over the action bounds, whatever it sees."""
+
+    action: int
+
+    def sample(self, observation: Array, rng: np.random.Generator) -> tuple[Array, np.float32]:
+        return rng.uniform(-1.0, 1.0, self.action).astype(np.float32), np.float32(0.0)
+
+
+@dataclass(frozen=True)
+class CollectTask:
+    """One worker's share of an epoch. Equal tasks give equal shares, on a simulator that repeats itself."""
+
+    policy: Acting
+    normaliser: Normaliser | None
+    """Statistics at the start of the epoch; None leaves observations as they are."""
+    scenarios: Scenarios
+    traffic: bool
+    """Whether a scenario leaves traffic open, so that a traffic seed is drawn for each episode."""
+    steps: int
+    seed: tuple[int, ...]
+    watch: Watch | None = None
+    """None where no scorer looks."""
+    episode_limit: int | None = None
+    """Steps after which an episode is left and another begun."""
+
+    def run(self, env: Env, tick: Callable[[int], None], sender: Sender | None = None) -> Share:
+        return collect(env, self, tick, sender)
+
+
+class Watcher:
+    """Takes down what a scorer will look at."""
+
+    def __init__(self, env: Env, watch: Watch | None, seed: tuple[int, ...], sender: Sender | None) -> None:
+        assert (sender is not None) == (watch is not None and watch.looks_at == "frame")
+        self._env, self._watch, self._sender = env, watch, sender
+        self._moments = Moments(env.frame, watch.frames, watch.every) if watch is not None else None
+        # Dice of its own: with and without noise, the policy draws the same actions.
+        self._dice = np.random.default_rng((*seed, 1))
+        self._seen: list[Any] = []
+
+    def after(self, step: int, raw: Array) -> bool:
+        """Whether the state after the `step`-th step of an episode is looked at; if so, it has been."""
+        if self._watch is None or self._moments is None:
+            return False
+        if self._sender is not None:
+            if (moment := self._moments.after(step)) is not None:
+                self._sender.put(moment)
+            return moment is not None
+        if not due(step, self._watch.every):
+            return False
+        looks_at = self._watch.looks_at
+        if looks_at == "observation":
+            self._seen.append(raw)
+        elif looks_at == "hazard":
+            self._seen.append(self._env.hazard())
+        elif looks_at == "noise":
+            self._seen.append(self._dice.random(2))
+        else:
+            self._seen.append(0.0)
+        return True
+
+    def finish(self) -> Inputs:
+        if self._sender is not None:
+            self._sender.flush()
+        return np.array(self._seen)
+
+
+@dataclass
+class _Episode:
+    """Counts of the episode under way."""
+
+    scenario: int
+    details: dict[str, Any] = field(default_factory=dict)
+    env_return: float = 0.0
+    cost: float = 0.0
+    length: int = 0
+
+    def record(self, *, finished: bool, info: dict[str, Any]) -> dict[str, Any]:
+        row: dict[str, Any] = {"scenario": self.scenario, **self.details, "finished": finished}
+        row |= {"return": self.env_return, "cost": self.cost, "length": self.length}
+        if "arrived" in info:
+            row["arrived"] = bool(info["arrived"])
+        return row
+
+
+def begin_episode(env: Env, scenario: int, details: dict[str, Any] | None = None) -> Array:
+    """Reset to a scenario; the first observation, checked."""
+    observation, _ = env.reset(seed=scenario, options=details or None)
+    return _checked_observation(observation, scenario, 0)
+
+
+def step_episode(
+    env: Env, action: NDArray[Any], scenario: int, step: int
+) -> tuple[Array, float, float, bool, bool, dict[str, Any]]:
+    """One environment step with everything that enters learning checked to be finite."""
+    observation, reward, terminated, truncated, info = env.step(action)
+    if "cost" not in info:
+        raise EnvironmentFailure(
+            f"the environment did not report a cost: info['cost'] is missing at step {step} of scenario {scenario}; "
+            "add it to the info of every step"
+        )
+    reward, cost = float(reward), float(info["cost"])
+    for name, value in (("reward", reward), ("cost", cost)):
+        if not math.isfinite(value):
+            raise EnvironmentFailure(
+                f"the environment returned {name} {value} at step {step} of scenario {scenario}; "
+                "rewards and costs must be finite"
+            )
+    return (
+        _checked_observation(observation, scenario, step),
+        reward,
+        cost,
+        bool(terminated),
+        bool(truncated),
+        info,
+    )
+
+
+def _checked_observation(observation: Any, scenario: int, step: int) -> Array:
+    array = np.array(observation, dtype=np.float32)  # a copy: an environment may reuse its array for the next step
+    if not np.isfinite(array).all():
+        raise EnvironmentFailure(
+            f"the environment returned an observation with NaN or infinity at step {step} of scenario {scenario}"
+        )
+    return array
+
+
+def collect(
+    env: Env,
+    task: CollectTask,
+    tick: Callable[[int], None] = lambda steps: None,
+    sender: Sender | None = None,
+) -> Share:
+    """Step `env` for the task's share, from the beginning of an episode; frames that are due go to `sender`.
+
+    An episode cut by the end of the share is abandoned: its samples are used, its return and cost enter no statistic.
+    """
+    assert isinstance(env.action_space, gymnasium.spaces.Box)
+    sizes = DescribeTask().run(env, tick)
+    rng = np.random.default_rng(task.seed)
+    to_env = ActionMap.to(env.action_space)
+    seen = Normaliser.empty(sizes.observation)
+    running = task.normaliser.copy() if task.normaliser is not None else None
+    watcher = Watcher(env, task.watch, task.seed, sender)
+
+    def see(observation: Array) -> Array:
+        """Statistics first, then the standardised observation, as the networks expect it."""
+        if running is None:
+            return observation
+        seen.update(observation)
+        running.update(observation)
+        return running.normalise(observation)
+
+    n = task.steps
+    observations = np.empty((n, sizes.observation), np.float32)
+    actions = np.empty((n, sizes.action), np.float32)
+    log_probs, rewards, costs = np.empty(n, np.float32), np.empty(n), np.empty(n)
+    scored = np.zeros(n, np.bool_)
+    path_ends, last, terminals, episodes = [], [], [], []
+    episode, state = _next_episode(env, task, rng, see)
+    for t in range(n):
+        action, log_prob = task.policy.sample(state, rng)
+        observations[t], actions[t], log_probs[t] = state, action, log_prob
+        raw, rewards[t], costs[t], terminated, truncated, info = step_episode(
+            env, to_env(action), episode.scenario, episode.length + 1
+        )
+        state = see(raw)
+        episode.env_return += rewards[t]
+        episode.cost += costs[t]
+        episode.length += 1
+        scored[t] = watcher.after(episode.length, raw)
+        finished = terminated or truncated
+        if finished or t == n - 1 or episode.length == task.episode_limit:
+            path_ends.append(t + 1)
+            last.append(state)
+            terminals.append(terminated)
+            episodes.append(episode.record(finished=finished, info=info))
+            if t < n - 1:
+                episode, state = _next_episode(env, task, rng, see)
+        if t % _TICK_STEPS == 0:
+            tick(t + 1)
+    tick(n)
+    rollout = Rollout(
+        observations, actions, log_probs, rewards, costs,
+        np.array(path_ends, np.int64), np.array(last, np.float32), np.array(terminals, np.bool_),
+    )  # fmt: skip
+    return Share(rollout, seen, episodes, scored, watcher.finish())
+
+
+def _next_episode(
+    env: Env, task: CollectTask, rng: np.random.Generator, see: Callable[[Array], Array]
+) -> tuple[_Episode, Array]:
+    scenario = task.scenarios.draw(rng)
+    # Whatever a scenario leaves open is drawn here and recorded, so that an episode can be repeated.
+    details = {"traffic_seed": int(rng.integers(2**31))} if task.traffic else {}
+    return _Episode(scenario, details), see(begin_episode(env, scenario, details))

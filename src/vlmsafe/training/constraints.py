@@ -1,0 +1,90 @@
+"""The prices of a run: the multiplier on cost (Eq. 7) and, for a run that gives it one, the signal's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.learners.advantages import price_together
+from vlmsafe.learners.multipliers import Bracket, make_multiplier, make_signal_multiplier
+from vlmsafe.numerics.normaliser import Array
+from vlmsafe.training.summaries import mean_of
+
+
+class Pricing:
+    """Both multipliers, what moved them last, and what they make of advantages."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        assert config.budget is not None
+        self.budget = config.budget
+        self.multiplier = make_multiplier(config.multiplier)
+        self.signal_multiplier = make_signal_multiplier(config.signal.multiplier)
+        self._bracket: Bracket | None = None
+        self._signal_bracket: Bracket | None = None
+
+    def update(self, episode_cost: float | None, finished: list[dict[str, Any]], excess_budget: float | None) -> None:
+        """Move the multipliers by J_C and by the scores of the epoch's finished episodes (Eqs. 6 and 7).
+
+        Where no episode finished, nothing is known and nothing changes.
+        """
+        self._bracket = self._signal_bracket = None
+        if episode_cost is None or not finished:
+            return
+        self._bracket = Bracket(episode_cost - self.budget)
+        if self.multiplier is not None:
+            self._bracket = self.multiplier.bracket(episode_cost, self.budget, mean_of(finished, "negative_score"))
+            self.multiplier.update(self._bracket, episode_cost)
+        if self.signal_multiplier is not None:
+            mean_excess = mean_of(finished, "signal_excess")
+            assert mean_excess is not None
+            assert excess_budget is not None
+            self._signal_bracket = Bracket(mean_excess - excess_budget)
+            self.signal_multiplier.update(self._signal_bracket, mean_excess)
+
+    @property
+    def cost_gap(self) -> float:
+        """J_C - d; where it is unknown the budget counts as just met."""
+        return self._bracket.cost_gap if self._bracket else 0.0
+
+    @property
+    def price(self) -> float:
+        """lambda + mu, what a learner multiplies the combined cost advantages by."""
+        return self._value + self._signal_value
+
+    def combine(self, cost: Array, signal: Array | None) -> Array:
+        """One advantage for cost and signal together, as a learner expects it."""
+        return cost if signal is None else price_together(cost, self._value, signal, self._signal_value)
+
+    @property
+    def _value(self) -> float:
+        return self.multiplier.value if self.multiplier else 0.0
+
+    @property
+    def _signal_value(self) -> float:
+        return self.signal_multiplier.value if self.signal_multiplier else 0.0
+
+    def figures(self) -> dict[str, float | None]:
+        """Every term apart, for the epoch's row."""
+        return {
+            "budget": self.budget,
+            "cost_gap": self._bracket.cost_gap if self._bracket else None,
+            "signal_term": self._bracket.signal_term if self._bracket else None,
+            "bracket": self._bracket.value if self._bracket else None,
+            "multiplier": self.multiplier.value if self.multiplier else None,
+            "signal_gap": self._signal_bracket.cost_gap if self._signal_bracket else None,
+            "signal_multiplier": self.signal_multiplier.value if self.signal_multiplier else None,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Both multipliers as JSON; None for one that the run does not have."""
+        return {
+            "multiplier": self.multiplier.state() if self.multiplier else None,
+            "signal_multiplier": self.signal_multiplier.state() if self.signal_multiplier else None,
+        }
+
+    def load_state(self, values: dict[str, Any]) -> None:
+        """Continue from `state`, among the other values of a checkpoint."""
+        if self.multiplier is not None:
+            self.multiplier.load_state(values["multiplier"])
+        if self.signal_multiplier is not None:
+            self.signal_multiplier.load_state(values["signal_multiplier"])

@@ -1,0 +1,228 @@
+"""A run's scorer at work: frames scored in batches while collection goes on, read by rule and gate afterwards.
+
+The policy never reads a score, so nothing has to wait for one. Workers hand over the frames that are due and go on; one
+thread of the main process scores them block by block. Before the update every block has been scored, and results are
+those of scoring inside the step (`--scoring in-step`, where the worker waits for each frame's score).
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmsafe.config.settings import SignalConfig, TrainConfig
+from vlmsafe.envs.vector.frames import Frames, Stream
+from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.signals.calibration import Calibration
+from vlmsafe.signals.frame_stack import stacked
+from vlmsafe.signals.gate import GATES, AnyGate
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.rules import Scores, apply_rule
+from vlmsafe.signals.scorers import (
+    Scorer,
+    known_rules,
+    make_scorer,
+    parse_scorer,
+)
+from vlmsafe.signals.scorers.api import SAME_MODEL, Similarities, check_scorer
+from vlmsafe.signals.scorers.api import ScorerFailure as ScorerFailure
+from vlmsafe.signals.scorers.api import score_named as score_named
+from vlmsafe.signals.shaping import Shaped, hold, shape
+from vlmsafe.training.collect import Dimensions, Share, Watch
+
+
+@functools.cache
+def scoring_thread() -> ThreadPoolExecutor:
+    """The one thread of the process that scores: blocks one after another, whatever scorer they are for."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
+
+
+def load_scorer(
+    config: TrainConfig,
+    prompts: PromptSet | None,
+    observation: int,
+    seed: tuple[int, ...],
+    give_up: Callable[[], bool] = lambda: False,
+) -> Scorer:
+    """The scorer a run asks for, checked to fit its rule; `observation` is the length of what it may look at.
+
+    Where it is elsewhere, it is waited for until `give_up` says so.
+    """
+    signal = config.signal
+    name = parse_scorer(signal.scorer)
+    known = known_rules(name)
+    if known is not None:
+        _check_rule(config, known)  # before a model is loaded, or fetched
+    scorer = make_scorer(
+        name,
+        prompts,
+        device=signal.device,
+        precision=signal.precision,
+        compile=signal.compile,
+        batch=signal.batch,
+        observation=observation,
+        seed=seed,
+        service=signal.service,
+        service_wait=signal.service_wait,
+        give_up=give_up,
+    )
+    check_scorer(scorer)
+    _check_rule(config, scorer.rules)
+    return scorer
+
+
+def _check_rule(config: TrainConfig, rules: tuple[str, ...]) -> None:
+    if config.signal.rule not in rules:
+        raise InputError(
+            f"the scorer '{config.signal.scorer}' cannot be used with the rule '{config.signal.rule}' of the method "
+            f"'{config.method}'; it gives {' or '.join(rules)}"
+        )
+
+
+class FrameScoring(abc.ABC):
+    """Scores the frames of a pool's tasks, as its `vlmsafe.envs.vector.frames.Reader`. Use it as a context."""
+
+    def __init__(self) -> None:
+        self._failure: VlmsafeError | None = None
+        self._blocks: dict[int, list[Future[Similarities]]] = {}
+
+    @abc.abstractmethod
+    def score(self, inputs: NDArray[np.generic], /) -> Similarities:
+        """The similarities of one block of frames; called by the scoring thread."""
+
+    def begin(self, task: int) -> None:
+        self._blocks[task] = []
+
+    def take(self, task: int, frames: Frames, give_back: Callable[[], None]) -> None:
+        if self._failure is not None:
+            raise self._failure  # before more is collected in vain
+        self._blocks[task].append(scoring_thread().submit(self._score, frames, give_back))
+
+    def _score(self, frames: Frames, give_back: Callable[[], None]) -> Similarities:
+        try:
+            if self._failure is not None:
+                raise self._failure  # whatever one block waited for in vain, the next would wait for again
+            return self.score(frames)
+        except VlmsafeError as error:
+            self._failure = error
+            raise
+        finally:
+            give_back()
+
+    def results(self, task: int) -> list[Similarities]:
+        """Of each block of a task, in order; waits for those still being scored and forgets them."""
+        return [block.result() for block in self._blocks.pop(task)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        for blocks in self._blocks.values():
+            for block in blocks:
+                block.cancel()
+
+
+class Scoring(FrameScoring):
+    """A run's scorer with its rule and gate."""
+
+    def __init__(self, scorer: Scorer, config: SignalConfig, dimensions: Dimensions) -> None:
+        super().__init__()
+        self.scorer, self.config = scorer, config
+        self.calibration: Calibration | None = None
+        self.watch = Watch(scorer.looks_at, config.every, scorer.frames)
+        self.stream: Stream | None = None
+        if scorer.looks_at == "frame":
+            assert dimensions.frame is not None
+            in_step = config.scoring == "in-step"
+            moment = stacked(dimensions.frame, scorer.frames)
+            self.stream = Stream(moment, block=1 if in_step else config.batch, wait=in_step)
+
+    def score(self, inputs: NDArray[np.generic]) -> Similarities:
+        return score_named(self.scorer, self.config.scorer, inputs)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        super().__exit__(kind, error, tb)
+        self.scorer.close()  # a thread that waits for a service would keep the process
+
+    # What the epoch looked like.
+
+    def similarities(self, shares: Sequence[Share]) -> list[Similarities]:
+        """Of each worker's scored steps. A scorer that learns sees the workers one after another."""
+        if self.stream is None:
+            return [self.score(share.inputs) if len(share.inputs) else self._none() for share in shares]
+        return [np.concatenate(self.results(task) or [self._none()]) for task in range(len(shares))]
+
+    def read(self, shares: Sequence[Share]) -> Scores:
+        """The scores of all scored steps, in the order of the workers."""
+        joined = np.concatenate(self.similarities(shares))
+        rule = self.config.rule
+        assert rule != "none"
+        return apply_rule(rule, joined, self.scorer.groups, self.scorer.bounds)
+
+    def shape(self, shares: Sequence[Share], path_ends: NDArray[np.int64]) -> Shaped:
+        """Every step's signals and what they add to it, once the epoch is collected."""
+        scores, config = self.read(shares), self.config
+        scored = np.concatenate([share.scored for share in shares])
+        signals = hold(scores, self.gate(scores), scored, path_ends)
+        reference = self.reference if config.needs_reference else None
+        return shape(signals, config.reward_weight, config.cost_weight, reference)
+
+    @property
+    def gate(self) -> AnyGate:
+        if self.config.gate == "calibrated":
+            assert self.calibration is not None
+            return self.calibration.gate
+        return GATES[self.config.gate]
+
+    @property
+    def reference(self) -> float:
+        """Level above which the negative score is excess."""
+        if self.config.reference is not None:
+            return self.config.reference
+        assert self.calibration is not None
+        return self.calibration.negative_median
+
+    @property
+    def excess_budget(self) -> float | None:
+        """Mean excess per step that the signal's own multiplier allows, where it has one."""
+        if self.config.multiplier.kind == "none" or self.config.multiplier.budget is not None:
+            return self.config.multiplier.budget
+        assert self.calibration is not None
+        return self.calibration.negative_excess
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """What scoring has changed, as named arrays for a checkpoint."""
+        return {f"scorer.{name}": array for name, array in self.scorer.state().items()}
+
+    def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Continue from `state`, among the other arrays of a checkpoint."""
+        own = {name: array for name, array in arrays.items() if name.startswith("scorer.")}
+        self.scorer.load_state({name.removeprefix("scorer."): array for name, array in own.items()})
+
+    def probe(self) -> list[float] | None:
+        """What the model makes of a fixed picture: a run that goes on with another one would not notice otherwise."""
+        if self.stream is None:
+            return None
+        frame = np.random.default_rng(0).integers(0, 256, (1, *self.stream.frame), np.uint8)
+        similarities: list[float] = scoring_thread().submit(self.score, frame).result()[0].tolist()
+        return similarities
+
+    def check_probe(self, then: list[float] | None) -> None:
+        """Refuse to go on with a model that sees the picture otherwise; rounding on another device is no such thing."""
+        now = self.probe()
+        if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL):
+            difference = float(np.abs(np.subtract(now, then)).max())
+            raise RunError(
+                f"the scorer '{self.config.scorer}' is not the one this run began with: similarities of the same "
+                f"picture differ by {difference:.3g}. Put the model back, or start a new run"
+            )
+
+    def _none(self) -> Similarities:
+        return np.empty((0, sum(self.scorer.groups)), np.float32)

@@ -1,0 +1,227 @@
+"""The signals for other people's trainers: a Gymnasium wrapper that adds the bonus and reports the scores.
+
+    env = SemanticSignals(gymnasium.make("CarRacing-v3", render_mode="rgb_array"), "clip", "my-prompts.yaml")
+
+The reward becomes r + lambda_r kappa r_vlm (Eq. 4). `info` holds what was added and why, so that the environment's own
+return is never lost. Unlike `vlmsafe train`, a wrapper has to score inside the step.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import RecordConstructorArgs
+from numpy.typing import NDArray
+
+from vlmsafe.envs.api import as_frame
+from vlmsafe.errors import InputError
+from vlmsafe.signals.calibration import Calibration
+from vlmsafe.signals.frame_stack import Moments
+from vlmsafe.signals.gate import GATES, AnyGate
+from vlmsafe.signals.prompts import PromptSet, load_prompts
+from vlmsafe.signals.rules import Scores, apply_rule
+from vlmsafe.signals.scorers import (
+    Precision,
+    Rule,
+    Scorer,
+    make_scorer,
+)
+from vlmsafe.signals.scorers.api import check_scorer, score_checked
+from vlmsafe.signals.shaping import due
+
+__all__ = ["SemanticSignals"]
+
+
+class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Scores every `every`-th state of an episode and pays a bonus for it.
+
+    Each step's `info` gains `env_reward` and `bonus` (their sum is the reward), `positive_score`, `negative_score`,
+    `kappa` and `scored` (whether this step was scored or repeats), and `margin` once there is one. Before an episode's
+    first score they are (0, 0, 1). The last step's `info["signal_episode"]` has the episode's sums and means.
+    """
+
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        scorer: Scorer | str = "embedded",
+        prompts: PromptSet | str | Path | None = None,
+        gate: AnyGate | Literal["auto", "off", "prior-symmetric", "probability"] = "auto",
+        every: int = 4,
+        *,
+        reward_weight: float = 0.1,
+        rule: Rule = "decoupled",
+        device: str = "auto",
+        precision: Precision = "float32",
+        seed: int = 0,
+    ) -> None:
+        """`scorer` and `prompts` are names as on the command line, or objects; `seed` is for scorers that draw.
+
+        The gate "auto" is prior-symmetric; for the scorer "embedded" it is off until `calibrate` sets it.
+        """
+        RecordConstructorArgs.__init__(
+            self, scorer=scorer, prompts=prompts, gate=gate, every=every, reward_weight=reward_weight, rule=rule,
+            device=device, precision=precision, seed=seed,
+        )  # fmt: skip
+        gymnasium.Wrapper.__init__(self, env)
+        if not isinstance(every, int) or every < 1:
+            raise InputError(f"every is {every}; it must be a whole number of at least 1")
+        if not (math.isfinite(reward_weight) and reward_weight >= 0.0):
+            raise InputError(f"reward_weight is {reward_weight}; it must be finite and 0 or greater")
+        if gate not in ("auto", *GATES) and not isinstance(gate, AnyGate):
+            raise InputError(
+                f"gate is {gate!r}; expected {', '.join(GATES)}, auto, or a Gate; for a calibrated one call calibrate()"
+            )
+        if not isinstance(scorer, Scorer | str):
+            raise InputError(f"scorer is {scorer!r}; expected a scorer's name or a Scorer")
+        self.every, self.reward_weight, self.rule = every, reward_weight, rule
+        self.scorer = scorer if isinstance(scorer, Scorer) else self._load(scorer, prompts, device, precision, seed)
+        check_scorer(self.scorer)
+        self.gate: AnyGate = _gate(gate, self.scorer) if isinstance(gate, str) else gate
+        for note in self.scorer.notes():
+            warnings.warn(note, stacklevel=2)
+        if rule not in self.scorer.rules:
+            raise InputError(f"this scorer cannot be used with the rule '{rule}'; it gives {self.scorer.rules}")
+        if self.scorer.looks_at == "hazard" and not env.has_wrapper_attr("hazard"):
+            raise InputError("the oracle reads the environment's hazard(), and this one has none; define it")
+        if self.scorer.looks_at == "frame" and _frame_of(env) is None and env.render_mode != "rgb_array":
+            raise InputError(
+                f"the environment's render_mode is {env.render_mode!r}; scoring frames needs "
+                "gymnasium.make(..., render_mode='rgb_array')"
+            )
+        self._dice = np.random.default_rng((seed, 1))
+        self._moments = Moments(self._frame, self.scorer.frames, every)
+        self._begin_episode()
+
+    def _load(
+        self, name: str, prompts: PromptSet | str | Path | None, device: str, precision: Precision, seed: int
+    ) -> Scorer:
+        chosen = prompts if isinstance(prompts, PromptSet) else load_prompts(prompts) if prompts else None
+        length = gymnasium.spaces.utils.flatdim(self.env.observation_space) if name == "rnd" else 0
+        return make_scorer(
+            name,
+            chosen,
+            device=device,
+            precision=precision,
+            observation=length,
+            seed=(seed,),
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._begin_episode()
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        observation, env_reward, terminated, truncated, info = self.env.step(action)
+        self._steps += 1
+        inputs = self._look(observation, self._steps)
+        if inputs is not None:
+            self._refresh(inputs)
+        reward = float(env_reward)
+        bonus = self.reward_weight * self._now["kappa"] * self._now["positive_score"]
+        self._count(reward, bonus, inputs is not None)
+        info = {**info, **self._now, "env_reward": reward, "bonus": bonus, "scored": inputs is not None}
+        if terminated or truncated:
+            info["signal_episode"] = self._episode()
+        return observation, reward + bonus, terminated, truncated, info
+
+    def calibrate(self, frames: int = 500, episodes: int = 5, *, target: float = 0.5, seed: int = 0) -> Calibration:
+        """Set the gate from a random policy's frames (Eq. 5). Resets the environment, and leaves it to be reset."""
+        if episodes < 1 or frames < max(4, episodes):
+            raise InputError(
+                f"frames is {frames} and episodes {episodes}; calibration needs at least 4 frames, and one per episode"
+            )
+        per_episode = frames // episodes
+        self.env.action_space.seed(seed)
+        parts: list[Scores] = []
+        episode_count, barren = 0, 0
+        while sum(len(part.margin) for part in parts) < frames:
+            before = len(parts)
+            self.env.reset(seed=None if episode_count + barren else seed)  # later episodes follow from the first
+            step, finished = 0, False
+            while not finished and (len(parts) - before < per_episode or episodes == 1):
+                observation, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
+                step, finished = step + 1, bool(terminated or truncated)
+                if (inputs := self._look(observation, step)) is not None:
+                    parts.append(self._score(inputs))
+            episode_count += len(parts) > before
+            barren = 0 if len(parts) > before else barren + 1
+            if barren == 20:
+                raise InputError(f"20 episodes ended before step {self.every}, so no frame was taken; lower `every`")
+        calibration = Calibration.of(Scores.join(parts, frames), episode_count, gate_target=target)
+        self.gate = calibration.gate
+        return calibration
+
+    def _look(self, observation: Any, step: int) -> NDArray[Any] | None:
+        """A batch of one of whatever the scorer looks at after a step that is scored, None after others."""
+        looks_at = self.scorer.looks_at
+        if looks_at == "frame":
+            moment = self._moments.after(step)
+            return None if moment is None else moment[None]
+        if not due(step, self.every):
+            return None
+        if looks_at == "observation":
+            flat = gymnasium.spaces.utils.flatten(self.env.observation_space, observation)
+            return np.asarray(flat, np.float32)[None]
+        if looks_at == "hazard":
+            return np.array([self.env.get_wrapper_attr("hazard")()])
+        return self._dice.random((1, 2)) if looks_at == "noise" else np.zeros(1)
+
+    def _frame(self) -> NDArray[np.uint8]:
+        own = _frame_of(self.env)
+        return as_frame(own() if own is not None else self.env.render(), "the environment")
+
+    def _score(self, inputs: NDArray[Any]) -> Scores:
+        return apply_rule(self.rule, score_checked(self.scorer, inputs), self.scorer.groups, self.scorer.bounds)
+
+    def _refresh(self, inputs: NDArray[Any]) -> None:
+        scores = self._score(inputs)
+        self._now = {
+            "positive_score": float(scores.positive[0]),
+            "negative_score": float(scores.negative[0]),
+            "margin": float(scores.margin[0]),
+            "kappa": float(self.gate(scores)[0]),
+        }
+
+    def _begin_episode(self) -> None:
+        self._steps = 0
+        self._now = {"positive_score": 0.0, "negative_score": 0.0, "kappa": 1.0}
+        self._sums = dict.fromkeys(("env_return", "bonus", "positive_score", "negative_score", "kappa", "scored"), 0.0)
+
+    def _count(self, reward: float, bonus: float, scored: bool) -> None:
+        self._sums["env_return"] += reward
+        self._sums["bonus"] += bonus
+        for name in ("positive_score", "negative_score"):
+            self._sums[name] += self._now[name]
+        if scored:
+            self._sums["kappa"] += self._now["kappa"]
+            self._sums["scored"] += 1
+
+    def _episode(self) -> dict[str, float | None]:
+        """Return and bonus apart; scores as means over all steps, kappa over the scored ones, None without any."""
+        sums = self._sums
+        return {
+            "env_return": sums["env_return"],
+            "bonus": sums["bonus"],
+            "positive_score": sums["positive_score"] / self._steps,
+            "negative_score": sums["negative_score"] / self._steps,
+            "kappa": sums["kappa"] / sums["scored"] if sums["scored"] else None,
+        }
+
+
+def _gate(name: str, scorer: Scorer) -> AnyGate:
+    """A gate by name; a wrapper cannot calibrate by itself, because that takes episodes which nobody asked for."""
+    if name != "auto":
+        return GATES[name]
+    return GATES["off" if scorer.calibrated else "prior-symmetric"]
+
+
+def _frame_of(env: gymnasium.Env[Any, Any]) -> Callable[[], Any] | None:
+    """The environment's own way to make a frame for scoring, where it has one: without indicators of cost."""
+    frame = getattr(env.unwrapped, "frame", None)
+    return frame if callable(frame) else None

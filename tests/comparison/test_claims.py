@@ -1,0 +1,45 @@
+"""What a study says it compares, and errors where it cannot be read."""
+
+import pytest
+
+from vlmsafe.comparison.claims import Claim, load_claims
+from vlmsafe.errors import InputError
+
+
+def written(folder, text):
+    path = folder / "claims.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_claims_are_read_with_their_defaults(tmp_path):
+    claims = load_claims(
+        written(
+            tmp_path,
+            "correction: holm\ncomparisons:\n- {first: a, second: b, about: signal, test: welch, sides: less}\n"
+            "- {first: a, second: c}\n",
+        )
+    )
+    assert claims.correction == "holm"
+    assert claims.comparisons[0] == Claim("a", "b", about=("signal",), test="welch", sides="less")
+    assert claims.comparisons[1] == Claim("a", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("comparisons: 3", "expected a list"),
+        ("arms: []", "expected a list under 'comparisons'"),
+        ("comparisons: []\nextra: 1", "unknown entry"),
+        ("comparisons:\n- {first: a}", "expected 'first' and 'second'"),
+        ("comparisons:\n- {first: a, second: a}", "compared with itself"),
+        ("comparisons:\n- {first: a, second: b, alpha: 2}", "alpha is 2"),
+        ("comparisons:\n- {first: a, second: b, test: guess}", "guess"),
+        ("comparisons:\n- {first: a, second: b, outcme: cost}", "did you mean 'outcome'"),
+        ("comparisons: []\ncorrection: some", "unknown correction 'some'"),
+        ("{", "claims.yaml"),
+    ],
+)
+def test_claims_that_cannot_be_meant_are_refused_with_the_reason(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        load_claims(written(tmp_path, text))

@@ -1,0 +1,150 @@
+"""Training: the loss, and that meaning is learnt."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vlmsafe.analysis.auc import auc
+from vlmsafe.distillation import grammar
+from vlmsafe.distillation.ceiling import train_ceiling
+from vlmsafe.distillation.data import Examples, read
+from vlmsafe.distillation.measure import similarities
+from vlmsafe.distillation.record import RecordTask
+from vlmsafe.distillation.train import (
+    Schedule,
+    balanced_loss,
+    caption_truths,
+    frame_weights,
+    train,
+)
+from vlmsafe.envs.api import Scenarios
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.signals.scorers.embedded.network import (
+    Architecture,
+    Embedding,
+    load,
+    save,
+    views,
+)
+
+SMALL = Architecture(size=32, widths=(8, 16), depths=(0, 0), dimension=16, text_width=32, text_layers=1)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Examples:
+    folder, spec = tmp_path_factory.mktemp("recordings"), env_spec("braking")
+    recorded = RecordTask(
+        folder / "braking.npz", "braking", spec.step_seconds, Scenarios(0, 100), False, episodes=60, seed=(0,)
+    )
+    recorded.run(spec.make(), lambda steps: None)
+    return read([folder / "braking.npz"], size=32)
+
+
+def test_and_is_as_true_as_the_lesser_and_or_as_the_greater() -> None:
+    truths = torch.tensor([[0.2, 0.9, float("nan")]])
+    facts, either = torch.tensor([[0, 1], [0, 1], [1, 1], [0, 2]]), torch.tensor([False, True, False, False])
+    found = caption_truths(truths, facts, either)[0]
+    assert found[:3].tolist() == pytest.approx([0.2, 0.9, 0.9])
+    assert found[3].isnan()
+
+
+def test_true_and_false_frames_of_a_caption_weigh_the_same() -> None:
+    logits = torch.tensor([2.0, -1.0, -1.0, -1.0])[:, None]
+    once = balanced_loss(logits, torch.tensor([1.0, 0.0, 0.0, 0.0])[:, None])
+    many = balanced_loss(logits.repeat(5, 1), torch.tensor([1.0, 0.0, 0.0, 0.0])[:, None].repeat(5, 1))
+    by_hand = (np.log1p(np.exp(-2.0)) + np.log1p(np.exp(-1.0))) / 2
+    assert float(once) == pytest.approx(by_hand) == pytest.approx(float(many))
+
+
+def test_unknown_truths_and_captions_without_both_kinds_of_frames_add_nothing() -> None:
+    nan = float("nan")
+    truths = torch.tensor([[1.0, 1.0, nan], [0.0, 1.0, nan], [nan, 1.0, nan]])
+    logits = torch.tensor([[1.0, 5.0, 5.0], [-1.0, 5.0, 5.0], [100.0, 5.0, 5.0]], requires_grad=True)
+    loss = balanced_loss(logits, truths)
+    loss.backward()
+    assert loss.item() == pytest.approx(np.log1p(np.exp(-1.0)))
+    assert logits.grad is not None
+    assert logits.grad[:, 1:].abs().max() == logits.grad[2].abs().max() == 0.0
+
+
+def test_dangerous_frames_are_drawn_as_often_as_others(examples: Examples) -> None:
+    weights, danger = frame_weights(examples), examples.fact("danger") >= 0.3
+    assert weights.sum() == pytest.approx(1.0)
+    assert 0.05 < danger.mean() < 0.95
+    assert weights[danger].sum() == pytest.approx(0.5)
+
+
+def test_worlds_are_drawn_as_often_as_they_weigh_however_many_frames_they_have(examples: Examples) -> None:
+    names = np.array(["metadrive-easy", "metadrive-hard", "formula-one-l2", "bullet-car-reach", "braking"])
+    envs = names[np.random.default_rng(0).choice(5, len(examples), p=(0.5, 0.2, 0.1, 0.1, 0.1))]
+    weights = frame_weights(replace(examples, env=envs))
+    shares = [weights[np.isin(envs, chosen)].sum() for chosen in (names[:2], names[2], names[3], names[4])]
+    assert shares == pytest.approx(np.array([1.0, 1.0, 0.6, 0.15]) / 2.75)
+
+
+def test_a_short_training_tells_danger_from_safety_in_other_words_and_scenarios(
+    examples: Examples, tmp_path: Path
+) -> None:
+    early, late = examples.select(examples.scenario < 70), examples.select(examples.scenario >= 70)
+    losses: list[float] = []
+    schedule = Schedule(steps=600, frames=32, captions=64, learning_rate=5e-3, wordings=60, joint=0)
+    model = train(early, schedule, architecture=SMALL, on_step=lambda step, loss: losses.append(loss))
+    assert losses[-1] < losses[0] - 0.1
+    save(model, tmp_path / "weights.safetensors")
+    rng = np.random.default_rng(77)
+    texts = tuple(grammar.caption(fact, rng) for fact in ("danger", "safe") for _ in range(20))
+    found = similarities(load(tmp_path / "weights.safetensors"), late, texts)
+    scores = [auc(column, late.fact("danger") >= 0.5) for column in found.T]
+    assert np.median(scores[:20]) > 0.8
+    assert np.median(scores[20:]) < 0.2
+
+
+def test_the_same_seed_trains_the_same_model(examples: Examples) -> None:
+    schedule = Schedule(steps=3, frames=16, captions=16, wordings=5, joint=5)
+    one, same, other = (train(examples, schedule, seed=seed, architecture=SMALL) for seed in (1, 1, 2))
+    weights = [model.state_dict()["_image.head.1.weight"] for model in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_ceiling_reads_danger_off_the_observation(examples: Examples) -> None:
+    early, late = examples.select(examples.scenario < 70), examples.select(examples.scenario >= 70)
+    scorer = train_ceiling(early, steps=300)
+    found = scorer.score(np.stack(late.observations))
+    assert found.shape == (len(late), 1)
+    assert auc(found[:, 0], late.fact("danger") >= 0.5) > 0.95
+
+
+def test_saving_keeps_the_function(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Embedding(("car", "road"), SMALL)
+    frames, tokens = torch.randint(0, 256, (8, 50, 70, 6), dtype=torch.uint8), torch.tensor([[1, 2], [2, 0]])
+    model.train().image(frames)  # its normalisation now differs from that of a new model
+    before = model.eval().image(frames), model.text(tokens)
+    save(model, tmp_path / "m.safetensors")
+    again = load(tmp_path / "m.safetensors")
+    assert again.words == ("car", "road")
+    torch.testing.assert_close(again.image(frames), before[0], atol=2e-3, rtol=0)
+    torch.testing.assert_close(again.text(tokens), before[1], atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("height", [32, 64, 128, 96, 50])
+def test_views_are_means_of_the_pixels_they_cover_whatever_the_size_of_frames(height: int) -> None:
+    frames = torch.randint(0, 256, (3, height, 64, 6), dtype=torch.uint8)
+    seen = views(frames, 32)
+    pixels = frames.permute(0, 3, 1, 2).float()
+    middle = pixels[:, :, height // 4 : height - height // 4, 16:48]
+    expected = [torch.nn.functional.adaptive_avg_pool2d(part, 32) for part in (pixels, middle)]
+    torch.testing.assert_close(seen, torch.cat(expected, dim=1))
+
+
+def test_a_large_batch_is_judged_as_its_moments_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = Embedding(("car", "road"), SMALL).eval()
+    frames = torch.randint(0, 256, (37, 64, 64, 6), dtype=torch.uint8)
+    with torch.inference_mode():
+        whole, single = model.image(frames), torch.cat([model.image(frame[None]) for frame in frames])
+    torch.testing.assert_close(whole, single, atol=1e-5, rtol=0)

@@ -1,0 +1,179 @@
+"""The wrapper for other trainers does to a step what training does to an epoch."""
+
+import gymnasium
+import numpy as np
+import pytest
+from frame_scorer import FrameScorer
+from gymnasium.utils.env_checker import check_env
+
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.errors import InputError
+from vlmsafe.signals.gate import Gate
+from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.rules import apply_rule
+from vlmsafe.signals.shaping import due, hold, reward_bonus
+from vlmsafe.wrapper import SemanticSignals
+
+PROMPTS = load_prompts("metadrive")
+
+
+def make(**settings):
+    settings = {"scorer": FrameScorer(PROMPTS), "every": 4, **settings}
+    return SemanticSignals(env_spec("speeding").make(), **settings)
+
+
+def episode(env, seed=3):
+    """(reward, info) of every step of one episode with fixed actions."""
+    env.reset(seed=seed)
+    rng, steps, finished = np.random.default_rng(0), [], False
+    while not finished:
+        _, reward, terminated, truncated, info = env.step(rng.random(1).astype(np.float32))
+        steps.append((reward, info))
+        finished = terminated or truncated
+    return steps
+
+
+@pytest.mark.parametrize("every", [1, 3, 4])
+@pytest.mark.parametrize("gate", ["off", "prior-symmetric"])
+def test_rewards_are_those_of_training_on_the_same_frames(every, gate):
+    frames, bare = [], env_spec("speeding").make()
+    bare.reset(seed=3)
+    rng, rewards, finished = np.random.default_rng(0), [], False
+    while not finished:
+        _, reward, _, finished, _ = bare.step(rng.random(1).astype(np.float32))
+        rewards.append(reward)
+        frames.append(bare.frame())
+    mask = np.array([due(step, every) for step in range(1, len(frames) + 1)])
+    scorer = FrameScorer(PROMPTS)
+    scores = apply_rule("decoupled", scorer.score(np.stack(frames)[mask]), scorer.groups)
+    kappa = Gate()(scores) if gate == "prior-symmetric" else np.ones(mask.sum())
+    signals = hold(scores, kappa, mask, np.array([len(frames)]))
+    wrapped = episode(make(every=every, gate=gate))
+    np.testing.assert_allclose([reward for reward, _ in wrapped], rewards + reward_bonus(signals, 0.1), rtol=1e-12)
+    assert [info["scored"] for _, info in wrapped] == mask.tolist()
+    np.testing.assert_allclose([info["negative_score"] for _, info in wrapped], signals.negative, rtol=1e-12)
+    np.testing.assert_allclose([info["kappa"] for _, info in wrapped], signals.kappa, rtol=1e-12)
+    last = wrapped[-1][1]["signal_episode"]
+    assert last["env_return"] == pytest.approx(sum(rewards))
+    assert last["bonus"] == pytest.approx(reward_bonus(signals, 0.1).sum())
+    assert last["negative_score"] == pytest.approx(signals.negative.mean())
+
+
+def test_reward_and_cost_of_the_environment_are_never_lost():
+    for reward, info in episode(make()):
+        assert reward == info["env_reward"] + info["bonus"]
+        assert info["cost"] > 0.0
+
+
+def test_the_cache_is_empty_again_after_a_reset():
+    env = make()
+    episode(env)
+    _, first = episode(env)[0]
+    assert (first["positive_score"], first["negative_score"], first["kappa"], first["bonus"]) == (0.0, 0.0, 1.0, 0.0)
+    assert "margin" not in first
+
+
+def test_it_is_a_well_behaved_gymnasium_environment():
+    check_env(make(), skip_render_check=True)
+
+
+def test_any_gymnasium_environment_that_renders_can_be_wrapped():
+    pytest.importorskip("pygame")
+    env = SemanticSignals(gymnasium.make("Pendulum-v1", render_mode="rgb_array"), FrameScorer(PROMPTS), every=2)
+    env.reset(seed=0)
+    for _ in range(2):
+        *_, info = env.step(env.action_space.sample())
+    assert 0.0 < info["positive_score"] < 1.0
+    env.close()
+
+
+@pytest.mark.parametrize("scorer", ["constant:0.6", "noise", "oracle", "rnd"])
+def test_scorers_that_look_at_something_else_work_too(scorer):
+    rule = "novelty" if scorer == "rnd" else "decoupled"
+    steps = episode(make(scorer=scorer, gate="off", rule=rule, every=1))
+    negative = [info["negative_score"] for _, info in steps]
+    assert all(0.0 <= value <= 1.0 for value in negative)
+    assert (len(set(negative)) == 1) == scorer.startswith("constant")
+
+
+def test_calibration_sets_the_gate():
+    env = make()
+    calibration = env.calibrate(frames=30, episodes=6)
+    assert calibration.frames == 30
+    assert calibration.episodes >= 6
+    assert env.gate == calibration.gate
+    low, median, high = calibration.margin_quartiles
+    assert float(env.gate.kappa(median)) == pytest.approx(0.0, abs=1e-9)
+    assert float(env.gate.kappa(median + high - low)) == pytest.approx(0.5)
+    assert make().calibrate(frames=30, episodes=6) == calibration, "seeded"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": 0}, "every is 0"),
+        ({"every": 2.5}, "every is 2.5; it must be a whole number"),
+        ({"reward_weight": float("nan")}, "reward_weight is nan"),
+        ({"gate": None}, "gate is None; expected off"),
+        ({"gate": Gate}, "gate is <class"),
+        ({"scorer": FrameScorer}, "scorer is <class .* expected a scorer's name or a Scorer"),
+        ({"gate": "calibrated"}, r"call calibrate\(\)"),
+        ({"rule": "novelty"}, "cannot be used with the rule 'novelty'"),
+        ({"scorer": "clip"}, "compares frames with prompts"),
+        ({"scorer": "embedded"}, "compares frames with prompts"),
+        ({"scorer": "clap"}, "unknown scorer"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        make(**settings)
+
+
+def test_the_oracle_needs_a_hazard_and_says_so_at_once():
+    with pytest.raises(InputError, match=r"reads the environment's hazard\(\), and this one has none"):
+        SemanticSignals(gymnasium.make("Pendulum-v1"), "oracle")
+
+
+@pytest.mark.parametrize(("frames", "episodes"), [(0, 5), (30, 0), (4, 5)])
+def test_a_calibration_that_cannot_be_is_refused(frames, episodes):
+    with pytest.raises(InputError, match=f"frames is {frames} and episodes {episodes}"):
+        make().calibrate(frames=frames, episodes=episodes)
+
+
+def test_an_environment_that_does_not_render_is_refused():
+    with pytest.raises(InputError, match=r"render_mode is None; scoring frames needs gymnasium.make"):
+        SemanticSignals(gymnasium.make("Pendulum-v1"), FrameScorer(PROMPTS))
+
+
+def test_stable_baselines3_trains_on_a_wrapped_environment():
+    pytest.importorskip("stable_baselines3")
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).parents[1] / "examples" / "stable_baselines3_ppo.py"
+    spec = importlib.util.spec_from_file_location("stable_baselines3_ppo", path)
+    assert spec is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    returns = example.main(["--scorer", "oracle", "--env", "speeding", "--steps", "1024", "--calibrate"])
+    assert len(returns.episodes) == 1024 // 20
+    assert all(episode["bonus"] > 0.0 for episode in returns.episodes)
+
+
+def test_a_scorer_of_two_frames_sees_the_one_four_steps_before_and_nothing_of_other_episodes() -> None:
+    from frame_scorer import MotionScorer
+
+    from vlmsafe.signals.prompts import PromptSet
+
+    scorer = MotionScorer(PromptSet(("a",), ("b",)))
+    env = SemanticSignals(env_spec("speeding").make(), scorer, gate="off", every=1)
+    env.calibrate(frames=10)
+    for _ in range(2):
+        env.reset(seed=0)
+        frames = []
+        for step in range(1, 8):
+            *_, info = env.step(np.array([1.0], np.float32))
+            frames.append(env.unwrapped.frame())
+            earlier = frames[step - 5] if step > 4 else frames[-1]
+            (positive, negative), *_ = scorer.score(np.concatenate([earlier, frames[-1]], axis=-1)[None])
+            assert info["margin"] == pytest.approx(float(positive) - float(negative))
