@@ -32,7 +32,7 @@ ARMS = ("arm", "arm_1", "arm_2", "versus", "baseline_arm", "signal_arm")
 
 
 def test_every_file_is_in_the_index_and_the_other_way_round():
-    folder = resources.files("vlmsafe.paper.published")
+    folder = resources.files("vlmsafe.paper") / "tables"
     assert sorted(NAMES) == sorted(file.name[:-4] for file in folder.iterdir() if file.name.endswith(".csv"))
 
 
@@ -210,6 +210,6 @@ def test_misstatements_name_what_is_in_the_paper():
 
 def test_every_column_is_explained_in_whole_words():
     """A comma in YAML's short form would cut the sentence and leave the rest as a key of its own."""
-    index = yaml.safe_load((resources.files("vlmsafe.paper.published") / "index.yaml").read_text())
+    index = yaml.safe_load(((resources.files("vlmsafe.paper") / "tables") / "index.yaml").read_text())
     for name, column in index["columns"].items():
         assert set(column) == {"type", "unit", "means"}, name

@@ -29,7 +29,7 @@ from vlmsafe.errors import (
     RunError,
 )
 from vlmsafe.io.disk import disk_errors, make_directory
-from vlmsafe.io.ray import chosen_address, connect, first_line
+from vlmsafe.io.ray import chosen_address, connect, first_line, reason_lines
 from vlmsafe.studies.launch.local import (
     Command,
     Handle,
