@@ -43,7 +43,7 @@ from vlmsafe.comparison.claims import (
 from vlmsafe.comparison.outcomes import summarise_arm
 from vlmsafe.errors import InputError
 from vlmsafe.runs.arms import STUDY_FILE, open_arms
-from vlmsafe.runs.records import Arm, read_arms
+from vlmsafe.runs.records import ArmRecord, read_arms
 
 RESAMPLES = 1_000
 CLAIMS = "claims.yaml"
@@ -100,7 +100,7 @@ def audit(
 
 
 def _look(
-    arms: Iterable[Arm],
+    arms: Iterable[ArmRecord],
     compared: Sequence[Comparison],
     claims: Claims | None,
     passive_below: float | None,

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from vlmsafe.comparison.settings import differences, factors_of, named_pattern
 from vlmsafe.config.yaml import from_dict, read_yaml
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.runs.records import Arm
+from vlmsafe.runs.records import ArmRecord
 
 Outcome = Literal["cost", "violation", "catastrophe", "env_return", "shaped_return"]
 Test = Literal["permutation", "sign-flip", "welch", "paired-t", "bootstrap", "none"]
@@ -114,8 +114,8 @@ class Comparison:
     """A claim on one environment, with its arms."""
 
     claim: Claim
-    first: Arm
-    second: Arm
+    first: ArmRecord
+    second: ArmRecord
 
     @property
     def env(self) -> str:
@@ -127,7 +127,7 @@ class Comparison:
 
 
 def comparisons(
-    arms: Mapping[tuple[str, str], Arm], claims: Claims | None, *, baseline: str | None = None
+    arms: Mapping[tuple[str, str], ArmRecord], claims: Claims | None, *, baseline: str | None = None
 ) -> list[Comparison]:
     """What is compared with what: the claims, or what a reader would suppose."""
     if claims is not None and claims.comparisons:
@@ -156,7 +156,7 @@ def _corrected(found: list[Comparison], correction: str) -> list[Comparison]:
     ]
 
 
-def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], Arm]) -> tuple[Claims, list[str]]:
+def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], ArmRecord]) -> tuple[Claims, list[str]]:
     """The claims that have runs of both arms, and a line about each other: a study may be looked at before its end."""
     kept, missing = [], []
     for claim in claims.comparisons:
@@ -169,7 +169,7 @@ def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], Arm]) -> tup
     return dataclasses.replace(claims, comparisons=tuple(kept)), missing
 
 
-def _resolve(claim: Claim, arms: Mapping[tuple[str, str], Arm]) -> list[Comparison]:
+def _resolve(claim: Claim, arms: Mapping[tuple[str, str], ArmRecord]) -> list[Comparison]:
     names = list(dict.fromkeys(name for _, name in arms))
     for name in (claim.first, claim.second):
         if name not in names:
@@ -186,7 +186,7 @@ def _resolve(claim: Claim, arms: Mapping[tuple[str, str], Arm]) -> list[Comparis
     return found
 
 
-def _pairs(arms: Sequence[Arm], baseline: str | None) -> list[tuple[Arm, Arm]]:
+def _pairs(arms: Sequence[ArmRecord], baseline: str | None) -> list[tuple[ArmRecord, ArmRecord]]:
     if baseline is not None:
         base = [arm for arm in arms if arm.name == baseline]
         return [(arm, base[0]) for arm in arms if base and arm.name != baseline]
@@ -203,7 +203,7 @@ def _pairs(arms: Sequence[Arm], baseline: str | None) -> list[tuple[Arm, Arm]]:
     return _neighbours(arms)
 
 
-def _neighbours(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
+def _neighbours(arms: Sequence[ArmRecord]) -> list[tuple[ArmRecord, ArmRecord]]:
     """Each arm with the one before it that it differs least from, as in a sweep or a chain of ablations."""
     pairs = []
     for place, arm in enumerate(arms[1:], 1):
@@ -213,9 +213,9 @@ def _neighbours(arms: Sequence[Arm]) -> list[tuple[Arm, Arm]]:
     return pairs
 
 
-def _distance(one: Arm, other: Arm) -> int:
+def _distance(one: ArmRecord, other: ArmRecord) -> int:
     return factors_of(differences(one.first.settings, other.first.settings))
 
 
-def _algorithm(arm: Arm) -> str:
+def _algorithm(arm: ArmRecord) -> str:
     return arm.first.config.learner.algorithm

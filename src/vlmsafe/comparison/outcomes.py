@@ -32,7 +32,7 @@ from vlmsafe.comparison.claims import (
     Window,
 )
 from vlmsafe.errors import InputError
-from vlmsafe.runs.records import Arm, RunRecord
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 _COUNTABLE = 40  # runs of both arms together, whose splits are counted in less than a second
 Values = Mapping[int | str, float]
@@ -128,7 +128,7 @@ class Verdict:
         return {-1: "lower", 0: "undecided", 1: "higher"}[self.decided]
 
 
-def values_of(arm: Arm, outcome: Outcome, source: str, window: Window = "final") -> dict[int | str, float]:
+def values_of(arm: ArmRecord, outcome: Outcome, source: str, window: Window = "final") -> dict[int | str, float]:
     """Each run's number, of the runs that have one, by what it is matched by."""
     found = {key: run_outcome(run, outcome, source, window) for key, run in arm.matched_by.items()}
     return {key: value for key, value in found.items() if value is not None}
@@ -203,7 +203,7 @@ def smallest_p(claim: Claim, first: int, second: int, paired: int) -> float | No
     return None
 
 
-def summarise_arm(arm: Arm) -> Iterator[dict[str, Any]]:
+def summarise_arm(arm: ArmRecord) -> Iterator[dict[str, Any]]:
     """What an arm came to, by its training record and by each of its evaluations: means over runs."""
     sources = ["training", *sorted({name for run in arm.runs for name in run.evaluations})]
     for source in sources:

@@ -25,7 +25,8 @@ from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.learners.policy import ActionMap, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint
-from vlmsafe.runs.run import Run, package_versions
+from vlmsafe.runs.run import Run
+from vlmsafe.runs.surroundings import package_versions
 from vlmsafe.training.collect import begin_episode, step_episode
 
 R = TypeVar("R")

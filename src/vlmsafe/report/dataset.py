@@ -25,7 +25,7 @@ from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.paper.side_by_side import SCHEMA, side_by_side
 from vlmsafe.report.request import Entry, StudyInfo
 from vlmsafe.runs.arms import ArmRun, open_arms
-from vlmsafe.runs.records import Arm, RunRecord, read_arms
+from vlmsafe.runs.records import ArmRecord, RunRecord, read_arms
 
 TRACED = 60
 """Episodes of an arm that figures of traces are made from; `vlmsafe diagnose` takes all."""
@@ -41,7 +41,7 @@ class Material:
     roots: Sequence[Path]
     """Where the runs were looked for."""
     sources: Sequence[ArmRun]
-    every_arm: Mapping[tuple[str, str], Arm]
+    every_arm: Mapping[tuple[str, str], ArmRecord]
     compared: Sequence[Comparison]
     claims: Claims | None
     audit: Audit
@@ -69,7 +69,7 @@ class Material:
         """The environments an entry is about."""
         return [env for env in self.environments if not entry.environments or env in entry.environments]
 
-    def arms(self, env: str, entry: Entry) -> list[Arm]:
+    def arms(self, env: str, entry: Entry) -> list[ArmRecord]:
         """The arms of an environment that an entry is about, in the report's order."""
         wanted = [name for name in self.arm_names if not entry.arms or name in entry.arms]
         return [self.every_arm[env, name] for name in wanted if (env, name) in self.every_arm]

@@ -21,7 +21,7 @@ from vlmsafe.report.elements import (
     Panel,
 )
 from vlmsafe.report.request import Entry
-from vlmsafe.runs.records import Arm, RunRecord
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 INTERVALS = (
     f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."
@@ -108,7 +108,7 @@ class Notes:
 
 
 def arm_cell(
-    material: Material, arm: Arm, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
+    material: Material, arm: ArmRecord, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
 ) -> Cell:
     """An arm's outcome over its runs; empty where no run has it."""
     values = list(values_of(arm, outcome, source, window).values())
@@ -161,7 +161,7 @@ def metric_column(metric: str) -> Column:
     return Column(metric, heading, 1 if metric == "arrived" else 2, percent=metric == "arrived")
 
 
-def over_budget(arm: Arm, source: str, window: Window) -> Cell:
+def over_budget(arm: ArmRecord, source: str, window: Window) -> Cell:
     """How many of the runs cost more than the budget."""
     values, budget = list(values_of(arm, "cost", source, window).values()), _budget(arm)
     if budget is None or not values:
@@ -190,7 +190,7 @@ def word_of(outcome: Outcome) -> str:
     return WORDS[outcome]
 
 
-def _budget(arm: Arm) -> float | None:
+def _budget(arm: ArmRecord) -> float | None:
     return arm.first.config.budget
 
 
@@ -217,7 +217,7 @@ def _cell(
     return Cell(mean, **ends)
 
 
-def varied(arms: Sequence[Arm]) -> list[str]:
+def varied(arms: Sequence[ArmRecord]) -> list[str]:
     """The settings in which the arms differ, of those that have an effect."""
     found = [effective(arm.first.settings) for arm in arms]
     names = sorted({name for settings in found for name in settings})

@@ -191,7 +191,7 @@ def _mapping(value: Any) -> Row:
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmRecord:
     """The runs of one arm on one environment."""
 
     env: str
@@ -222,6 +222,6 @@ class Arm:
 _OWN = ("seed", "run_dir")
 
 
-def read_arms(sources: Sequence[ArmRun]) -> dict[tuple[str, str], Arm]:
+def read_arms(sources: Sequence[ArmRun]) -> dict[tuple[str, str], ArmRecord]:
     """The arms of each environment, with everything their runs hold."""
-    return {key: Arm(*key, tuple(read_record(run) for run in runs)) for key, runs in by_arm(sources).items()}
+    return {key: ArmRecord(*key, tuple(read_record(run) for run in runs)) for key, runs in by_arm(sources).items()}

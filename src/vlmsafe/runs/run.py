@@ -18,31 +18,37 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 import shlex
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from vlmsafe.config.methods import config_from_yaml
 from vlmsafe.config.settings import PLACE, TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict, to_yaml
 from vlmsafe.errors import InputError, RunError
-from vlmsafe.config.methods import config_from_yaml
-from vlmsafe.signals.prompts import PromptSet, load_prompts
-from vlmsafe.runs.checkpoint import (Checkpoint, load_checkpoint, newest_checkpoint, path_of, save_checkpoint, saved_epochs,)
-from vlmsafe.io.files import (append_rows, cut_to, read_rows, write_atomically,)
 from vlmsafe.io.disk import disk_errors, sync_directory
+from vlmsafe.io.files import (
+    append_rows,
+    cut_to,
+    read_rows,
+    write_atomically,
+)
 from vlmsafe.io.locks import is_locked
+from vlmsafe.runs.checkpoint import (
+    Checkpoint,
+    load_checkpoint,
+    newest_checkpoint,
+    path_of,
+    save_checkpoint,
+    saved_epochs,
+)
+from vlmsafe.runs.surroundings import surroundings
+from vlmsafe.signals.prompts import PromptSet, load_prompts
 
 Status = Literal["finished", "running", "stopped early", "untrained"]
 _ROW_FILES = ("epochs", "episodes", "timing")
-_PACKAGES = (
-    "vlmsafe", "numpy", "torch", "transformers", "gymnasium", "metadrive-simulator", "mujoco", "pybullet",
-    "bullet-safety-gym",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Run:
         if prompts is not None:
             write_atomically(path / "prompts.yaml", to_yaml(prompts.to_dict()).encode())
         # The configuration is written last: a directory without one is not a run.
-        write_atomically(path / "config.yaml", to_yaml(to_dict(config) | {"recorded": _surroundings()}).encode())
+        write_atomically(path / "config.yaml", to_yaml(to_dict(config) | {"recorded": surroundings()}).encode())
         return run
 
     def discard(self) -> None:
@@ -229,45 +235,3 @@ def find_runs(folder: Path) -> tuple[list[Run], list[str]]:
             except (InputError, RunError) as error:
                 problems.append(f"{path}: {error}")
     return runs, problems
-
-
-def package_versions() -> dict[str, str]:
-    """Installed versions of what results depend on."""
-    installed = {distribution.name.lower() for distribution in metadata.distributions()}
-    return {package: metadata.version(package) for package in _PACKAGES if package in installed}
-
-
-def _surroundings() -> dict[str, Any]:
-    """Versions, revision and hardware, so that a reader knows what produced the numbers."""
-    return {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "packages": package_versions(),
-        "git_revision": _git_revision(),
-        "system": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-    }
-
-
-def _git_revision() -> str | None:
-    """Revision of this package where it runs from a checkout, else None."""
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            cwd=Path(__file__).parent,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

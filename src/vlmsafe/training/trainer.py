@@ -34,7 +34,8 @@ from vlmsafe.learners.registry import LEARNERS
 from vlmsafe.learners.rollout import Rollout
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
-from vlmsafe.runs.run import Run, package_versions
+from vlmsafe.runs.run import Run
+from vlmsafe.runs.surroundings import package_versions
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.service.spec import GivenUp

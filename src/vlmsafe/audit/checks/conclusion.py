@@ -19,7 +19,7 @@ from vlmsafe.audit.findings import (
 )
 from vlmsafe.comparison.claims import Comparison, Outcome
 from vlmsafe.comparison.outcomes import against, values_of
-from vlmsafe.runs.records import Arm
+from vlmsafe.runs.records import ArmRecord
 
 STRONG = 0.8
 """A correlation of cost with distance from which it counts."""
@@ -64,7 +64,7 @@ def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
     )
 
 
-def check_evaluated_return(arm: Arm) -> Iterator[Finding]:
+def check_evaluated_return(arm: ArmRecord) -> Iterator[Finding]:
     """An evaluation whose return is that of training with the bonus, and not without, was made with the bonus in it."""
     for protocol in sorted({name for run in arm.runs for name in run.evaluations}):
         near = []
@@ -91,7 +91,7 @@ def check_evaluated_return(arm: Arm) -> Iterator[Finding]:
             )
 
 
-def _mean(arm: Arm, name: str, window: int = 1) -> float | None:
+def _mean(arm: ArmRecord, name: str, window: int = 1) -> float | None:
     values = [value for run in arm.runs if (value := run.over(name, window)) is not None]
     return float(np.mean(values)) if values else None
 
@@ -110,7 +110,7 @@ def _reversed(comparison: Comparison) -> bool:
     return bool(signs[0] * signs[1] < 0)
 
 
-def _tables(arms: Sequence[Arm], protocol: str) -> pl.DataFrame | None:
+def _tables(arms: Sequence[ArmRecord], protocol: str) -> pl.DataFrame | None:
     """The evaluations of the arms in one table, without episodes of an untrained policy."""
     found: dict[str, dict[str, pl.DataFrame]] = {}
     for arm in arms:
@@ -125,7 +125,7 @@ def _tables(arms: Sequence[Arm], protocol: str) -> pl.DataFrame | None:
     return stacked(found) if found else None
 
 
-def check_distance(env: str, arms: Sequence[Arm]) -> Iterator[Finding | Unchecked]:
+def check_distance(env: str, arms: Sequence[ArmRecord]) -> Iterator[Finding | Unchecked]:
     """Over the runs of an environment: is cost another word for distance?"""
     for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
         episodes = _tables(arms, protocol)
@@ -170,7 +170,7 @@ def _tracks(row: dict[str, Any]) -> bool:
     return bool(stats.t.sf(t, n - 2) < CHANCE)
 
 
-def passive_threshold(env: str, arms: Sequence[Arm], protocol: str, given: float | None) -> float | None:
+def passive_threshold(env: str, arms: Sequence[ArmRecord], protocol: str, given: float | None) -> float | None:
     """The return below which an episode that cost nothing achieved nothing.
 
     What the user gave, or the environment's own; elsewhere a fifth of the best arm's mean return, where that is
@@ -188,7 +188,7 @@ def passive_threshold(env: str, arms: Sequence[Arm], protocol: str, given: float
     return best / 5 if best is not None and best > 0 else None
 
 
-def check_passive(env: str, arms: Sequence[Arm], below: float | None) -> Iterator[Finding | Unchecked]:
+def check_passive(env: str, arms: Sequence[ArmRecord], below: float | None) -> Iterator[Finding | Unchecked]:
     """Arms whose low cost comes from episodes in which nothing happened."""
     for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
         episodes, threshold = _tables(arms, protocol), passive_threshold(env, arms, protocol, below)

@@ -16,10 +16,10 @@ from vlmsafe.audit.findings import (
 from vlmsafe.comparison.claims import Claims, Comparison
 from vlmsafe.comparison.outcomes import smallest_p
 from vlmsafe.comparison.settings import differences, infer_about, unnamed
-from vlmsafe.runs.records import PROMPTS, Arm, RunRecord
+from vlmsafe.runs.records import PROMPTS, ArmRecord, RunRecord
 
 
-def check_arm(arm: Arm) -> Iterator[Finding]:
+def check_arm(arm: ArmRecord) -> Iterator[Finding]:
     """One arm by itself: are its runs repetitions of one thing, each with its own seed?"""
     standard = arm.first
     odd = {}
@@ -58,7 +58,7 @@ def _prompts(a: RunRecord, b: RunRecord) -> list[str]:
 _TRAINING = "training records"
 
 
-def check_copies(arms: Sequence[Arm]) -> Iterator[Finding]:
+def check_copies(arms: Sequence[ArmRecord]) -> Iterator[Finding]:
     """Runs with equal records. Equal seeds may give equal runs where a setting has no effect; others never do."""
     seen: dict[tuple[str, str], list[RunRecord]] = {}
     for arm in arms:
@@ -230,7 +230,7 @@ def _code(comparison: Comparison) -> Iterator[Finding]:
         )
 
 
-def _packages(arm: Arm) -> dict[str, set[str]]:
+def _packages(arm: ArmRecord) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for run in arm.runs:
         # A run that was continued may have gone on with other versions than it began with.

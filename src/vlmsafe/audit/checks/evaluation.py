@@ -17,10 +17,10 @@ from vlmsafe.audit.findings import (
 )
 from vlmsafe.comparison.claims import Comparison
 from vlmsafe.evaluation.protocols import PROTOCOLS
-from vlmsafe.runs.records import Arm, RunRecord
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 
-def check_evaluations(arm: Arm) -> Iterator[Finding | Unchecked]:
+def check_evaluations(arm: ArmRecord) -> Iterator[Finding | Unchecked]:
     """The evaluations of one arm, by protocol."""
     for protocol in sorted({name for run in arm.runs for name in run.evaluations}):
         runs = [run for run in arm.runs if protocol in run.evaluations]

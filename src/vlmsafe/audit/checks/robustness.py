@@ -26,7 +26,7 @@ from vlmsafe.comparison.outcomes import (
     verdict,
 )
 from vlmsafe.comparison.settings import differences
-from vlmsafe.runs.records import Arm
+from vlmsafe.runs.records import ArmRecord
 
 NOISE = 0.5
 """Share of a difference between arms that repetitions of one of them may differ by."""
@@ -154,7 +154,7 @@ def _means(comparison: Comparison) -> tuple[float, float] | None:
     return (float(np.mean(sides[0])), float(np.mean(sides[1]))) if all(sides) else None
 
 
-def check_replications(comparisons: Sequence[Comparison], arms: Sequence[Arm]) -> Iterator[Finding]:
+def check_replications(comparisons: Sequence[Comparison], arms: Sequence[ArmRecord]) -> Iterator[Finding]:
     """Arms with equal settings are one arm trained twice: how far apart are they, beside what is claimed?"""
     for comparison in comparisons:
         claim, means = comparison.claim, _means(comparison)
@@ -180,6 +180,6 @@ def check_replications(comparisons: Sequence[Comparison], arms: Sequence[Arm]) -
                 )
 
 
-def _repeats(comparison: Comparison, arm: Arm) -> bool:
+def _repeats(comparison: Comparison, arm: ArmRecord) -> bool:
     one, other = comparison.first.first, arm.first
     return not differences(one.settings, other.settings) and one.prompts == other.prompts

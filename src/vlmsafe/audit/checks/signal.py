@@ -25,7 +25,7 @@ from vlmsafe.audit.findings import (
     listed,
 )
 from vlmsafe.errors import InputError
-from vlmsafe.runs.records import Arm, RunRecord
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 INERT = 0.01
 """A term that never changes lambda by more than this share of its largest value is inert."""
@@ -39,7 +39,7 @@ FEWEST_ONSETS = 10
 """With fewer onsets of contact nothing can be said about what comes before them."""
 
 
-def check_signal(arm: Arm, *, resamples: int) -> Iterator[Finding | Unchecked]:
+def check_signal(arm: ArmRecord, *, resamples: int) -> Iterator[Finding | Unchecked]:
     """Everything about the signal of one arm."""
     if not arm.has_signal:
         return
@@ -49,7 +49,7 @@ def check_signal(arm: Arm, *, resamples: int) -> Iterator[Finding | Unchecked]:
     yield from _traces(arm, resamples)
 
 
-def _frames(arm: Arm) -> Iterator[Finding]:
+def _frames(arm: ArmRecord) -> Iterator[Finding]:
     seen = [run.name for run in arm.runs if run.has_signal and run.config.frame_indicators]
     if seen:
         yield Finding(
@@ -61,7 +61,7 @@ def _frames(arm: Arm) -> Iterator[Finding]:
         )
 
 
-def _term(arm: Arm) -> Iterator[Finding]:
+def _term(arm: ArmRecord) -> Iterator[Finding]:
     """Every route of the signal, as far as its record shows what it did."""
     signal, multiplier = arm.first.config.signal, arm.first.config.multiplier
     term = multiplier.signal_weight > 0 and multiplier.kind != "none"
@@ -157,7 +157,7 @@ def gate_shares(run: RunRecord) -> Iterator[GateShare]:
             yield GateShare(run.name, of, opened, closed, float(np.median(kappa)))
 
 
-def _gate(arm: Arm) -> Iterator[Finding]:
+def _gate(arm: ArmRecord) -> Iterator[Finding]:
     if arm.first.config.signal.gate == "off":
         return
     shares = [share for run in arm.runs for share in gate_shares(run)]
@@ -188,7 +188,7 @@ def _stuck_line(stuck: Sequence[GateShare], state: str, bound: str, runs: int) -
     )
 
 
-def _traces(arm: Arm, resamples: int) -> Iterator[Finding | Unchecked]:
+def _traces(arm: ArmRecord, resamples: int) -> Iterator[Finding | Unchecked]:
     where = f"{arm.env}: {arm.name}"
     protocols = sorted({name for run in arm.runs for name in run.traces})
     if not protocols:
@@ -204,7 +204,7 @@ def _traces(arm: Arm, resamples: int) -> Iterator[Finding | Unchecked]:
             yield Unchecked(("no-lead-time", "constant-score"), f"{where}, '{protocol}'", str(error))
 
 
-def _judged(arm: Arm, protocol: str, steps: pl.DataFrame, resamples: int) -> Iterator[Finding | Unchecked]:
+def _judged(arm: ArmRecord, protocol: str, steps: pl.DataFrame, resamples: int) -> Iterator[Finding | Unchecked]:
     where = f"{arm.env}: {arm.name}, '{protocol}'"
     if "negative" not in steps.columns:
         yield Unchecked(("no-lead-time", "constant-score"), where, "its trace has several scorers")

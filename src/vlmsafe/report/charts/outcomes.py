@@ -34,7 +34,7 @@ from vlmsafe.report.measures import (
     word_of,
 )
 from vlmsafe.report.request import Entry
-from vlmsafe.runs.records import Arm
+from vlmsafe.runs.records import ArmRecord
 
 PROGRESS = ("route_completion", "net_progress", "path", "distance")
 _MOST_EPISODES = 400
@@ -233,7 +233,7 @@ def cost_progress(material: Material, entry: Entry) -> Chart | Missing:
     return make_chart(material, entry, "Cost against progress", panels, caption, keys)
 
 
-def _scatter(arms: Sequence[Arm], source: str, column: str) -> Iterator[Mark]:
+def _scatter(arms: Sequence[ArmRecord], source: str, column: str) -> Iterator[Mark]:
     large: list[Mark] = []
     for arm in arms:
         x: list[float] = []
@@ -290,7 +290,7 @@ def sweep(material: Material, entry: Entry) -> Chart | Missing:
     return make_chart(material, entry, f"{word_of(outcome).capitalize()} over settings", panels, caption)
 
 
-def _number(arm: Arm, setting: str) -> float | None:
+def _number(arm: ArmRecord, setting: str) -> float | None:
     """A numeric setting, where it has an effect in this arm."""
     value: Any = effective(arm.first.settings).get(setting)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

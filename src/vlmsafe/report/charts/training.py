@@ -23,10 +23,10 @@ from vlmsafe.report.elements import (
 )
 from vlmsafe.report.measures import SEEDS, make_chart
 from vlmsafe.report.request import Entry
-from vlmsafe.runs.records import Arm, RunRecord
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 
-def curve_marks(arms: Sequence[Arm], column: str, floor: float = -np.inf) -> Iterator[Mark]:
+def curve_marks(arms: Sequence[ArmRecord], column: str, floor: float = -np.inf) -> Iterator[Mark]:
     """Of each arm: its runs faint, the band of one population deviation, and the mean over runs, by steps.
 
     Runs of an arm are averaged over the epochs that all of them have, so that a run that ended early moves no mean.
@@ -59,7 +59,7 @@ def _series(run: RunRecord, column: str) -> tuple[str, list[float], list[float |
     return run.name, [float(row["steps"]) for row in run.epochs], values
 
 
-def budget_rules(arms: Sequence[Arm], along: Literal["x", "y"] = "x") -> list[Rule]:
+def budget_rules(arms: Sequence[ArmRecord], along: Literal["x", "y"] = "x") -> list[Rule]:
     """A line for each budget that some arm has."""
     budgets = {arm.first.config.budget for arm in arms if arm.first.config.budget is not None}
     return [Rule(budget, f"budget {budget:g}", along) for budget in sorted(budgets)]

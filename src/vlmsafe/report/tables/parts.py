@@ -30,7 +30,7 @@ from vlmsafe.report.measures import (
 )
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables import paper
-from vlmsafe.runs.records import Arm, RunRecord
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 
 def returns(material: Material, entry: Entry) -> Table | Missing:
@@ -122,7 +122,7 @@ def _correlation(episodes: pl.DataFrame, names: Sequence[str]) -> Cell:
     return Cell(row["spearman"])
 
 
-def _reference(arm: Arm, arms: Sequence[Arm], plain: Sequence[Arm]) -> Arm | None:
+def _reference(arm: ArmRecord, arms: Sequence[ArmRecord], plain: Sequence[ArmRecord]) -> ArmRecord | None:
     """The arm without a signal whose time counts as one: as long, and with as many passes as most that have one."""
     long = [other for other in plain if other.first.config.total_steps == arm.first.config.total_steps]
     passes = [other.first.config.learner.update_iters for other in arms if other.has_signal]
@@ -248,7 +248,7 @@ _KINDS = {"none": "none", "adam": "Adam", "gradient": "gradient", "pid": "PID"}
 def methods(material: Material, entry: Entry) -> Table | Missing:
     """What each arm is made of, in words."""
     rows: list[list[Cell]] = []
-    seen: dict[str, Arm] = {}
+    seen: dict[str, ArmRecord] = {}
     for env in material.envs(entry):
         for arm in material.arms(env, entry):
             seen.setdefault(arm.name, arm)

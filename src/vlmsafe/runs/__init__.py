@@ -1,0 +1,1 @@
+"""The run directory: what it holds, and the one reader of it."""

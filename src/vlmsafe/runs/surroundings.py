@@ -1,0 +1,58 @@
+"""What a run records about where it was made: versions, revision and hardware."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "vlmsafe", "numpy", "torch", "transformers", "gymnasium", "metadrive-simulator", "mujoco", "pybullet",
+    "bullet-safety-gym",
+)  # fmt: skip
+
+
+def surroundings() -> dict[str, Any]:
+    """Versions, revision and hardware, so that a reader knows what produced the numbers."""
+    return {
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "git_revision": _git_revision(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that results depend on."""
+    installed = {distribution.name.lower() for distribution in metadata.distributions()}
+    return {package: metadata.version(package) for package in _PACKAGES if package in installed}
+
+
+def _git_revision() -> str | None:
+    """The revision of this package if it runs from a checkout, else None."""
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            cwd=Path(__file__).parent,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
