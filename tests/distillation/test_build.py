@@ -227,7 +227,7 @@ def test_an_agent_of_a_world_with_indicators_is_traced_with_them_too(
     task.path.unlink()
     task.run(env_spec("braking").make(), lambda steps: None)
     monkeypatch.setattr("vlmsafe.evaluation.trace.record.trace", traced)
-    monkeypatch.setattr("vlmsafe.envs.env_spec", lambda name: replace(env_spec(name), indicators=False))
+    monkeypatch.setattr("vlmsafe.envs.registry.env_spec", lambda name: replace(env_spec(name), indicators=False))
     _test(tmp_path, SMALL, SMALL.tested[0], load(None), figures, processes=1)
     assert asked == [False, True]
     assert figures["scenarios"] == {"braking": [0]}
@@ -235,7 +235,7 @@ def test_an_agent_of_a_world_with_indicators_is_traced_with_them_too(
     assert "| `braking` | `negative` | " in shown
     assert "{" not in shown
     figures["indicators"].clear()
-    monkeypatch.setattr("vlmsafe.envs.env_spec", env_spec)
+    monkeypatch.setattr("vlmsafe.envs.registry.env_spec", env_spec)
     _test(tmp_path, SMALL, SMALL.tested[0], load(None), figures, processes=1)
     assert not figures["indicators"], "braking never drew any"
     with pytest.raises(InputError, match="no recordings of speeding"):
