@@ -132,7 +132,7 @@ def in_a_process(code, **variables):
 
 
 WITHOUT_OSMESA = """
-from vlmsafe.envs.registry import opengl
+from vlmsafe.envs import opengl
 works = opengl.works
 opengl.works = lambda way: way == "egl" and works(way)
 """

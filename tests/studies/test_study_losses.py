@@ -93,7 +93,7 @@ def stranger(tmp_path):
     folder = tmp_path / "runs" / "speeding" / "ppo-lag" / "seed-1"
     folder.mkdir(parents=True)
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom vlmsafe.io.files import DirectoryLock\n"
+        "import sys, time\nfrom pathlib import Path\nfrom vlmsafe.io.locks import DirectoryLock\n"
         f"with DirectoryLock(Path({str(folder)!r})):\n    print('held', flush=True)\n    time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
