@@ -5,7 +5,7 @@ import math
 import re
 import types
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
@@ -50,7 +50,7 @@ def _part(kind: type, **special: Any) -> Any:
     def field_strategy(hint: Any) -> Any:
         if get_origin(hint) is Literal:
             return st.sampled_from(get_args(hint))
-        if get_origin(hint) is types.UnionType:
+        if get_origin(hint) in (types.UnionType, Union):
             return st.one_of(field_strategy(option) for option in get_args(hint))
         if dataclasses.is_dataclass(hint):
             return _part(hint)
@@ -250,14 +250,14 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"max_worker_restarts": -1}, "max_worker_restarts is -1"),
     ({"learner.entropy_coef": -0.1}, "entropy_coef is -0.1"),
     ({"learner.critic_penalty": -0.1}, "critic_penalty is -0.1"),
-    ({"multiplier.initial": -0.1}, "initial_multiplier is -0.1"),
-    ({"multiplier.initial": math.nan}, "initial_multiplier is nan"),
+    ({"multiplier.initial": -0.1}, "multiplier.initial is -0.1"),
+    ({"multiplier.initial": math.nan}, "multiplier.initial is nan"),
     ({"steps_per_epoch": 0}, "steps_per_epoch is 0; it must be finite and greater than 0"),
     ({"steps_per_epoch": -5}, "steps_per_epoch is -5"),
     ({"num_envs": 0}, "num_envs is 0; it must be finite and greater than 0"),
     ({"num_envs": -2}, "num_envs is -2"),
-    ({"checkpoint.every": 0}, "checkpoint_every is 0"),
-    ({"checkpoint.keep": 0}, "checkpoint_keep is 0"),
+    ({"checkpoint.every": 0}, "checkpoint.every is 0"),
+    ({"checkpoint.keep": 0}, "checkpoint.keep is 0"),
     ({"cost_window": 0}, "cost_window is 0"),
     ({"learner.update_iters": 0}, "update_iters is 0"),
     ({"learner.batch_size": 0}, "batch_size is 0"),
@@ -268,14 +268,14 @@ PROBLEMS: list[tuple[dict[str, Any], str]] = [
     ({"learner.critic_lr": -1.0}, "critic_lr is -1.0"),
     ({"learner.clip_ratio": 0.0}, "clip_ratio is 0.0"),
     ({"learner.max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
-    ({"multiplier.learning_rate": 0.0}, "multiplier_learning_rate is 0.0"),
+    ({"multiplier.learning_rate": 0.0}, "multiplier.learning_rate is 0.0"),
     ({"learner.gamma": 1.01}, "gamma is 1.01; it must lie between 0 and 1"),
     ({"learner.gamma": math.nan}, "gamma is nan"),
     ({"learner.gae_lambda": -0.01}, "gae_lambda is -0.01"),
     ({"learner.cost_gae_lambda": 2.0}, "cost_gae_lambda is 2.0"),
-    ({"learner.hidden": ()}, "it must name at least one layer of at least one unit"),
-    ({"learner.hidden": (64, 0)}, "hidden is (64, 0)"),
-    ({"multiplier.upper_bound": 0.0001}, "upper_bound is 0.0001; it must be at least the initial multiplier 0.001"),
+    ({"learner.hidden": ()}, "learner.hidden is (); it must name at least one value"),
+    ({"learner.hidden": (64, 0)}, "learner.hidden is (64, 0); it must be finite and greater than 0"),
+    ({"multiplier.upper_bound": 0.0001}, "upper_bound is 0.0001; it must be at least multiplier.initial, 0.001"),
     ({"multiplier.upper_bound": -1.0}, "upper_bound is -1.0"),
     ({"multiplier.upper_bound": math.nan}, "upper_bound is nan"),
     ({"num_envs": 3}, "num_envs is 3, which does not divide steps_per_epoch 1000; choose a divisor such as 2"),
@@ -292,6 +292,19 @@ def test_every_problem_says_what_came_and_what_was_expected(changes, problem):
         _replace(VALID, changes).resolved()
     assert problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_every_number_has_bounds_or_a_rule_with_another_setting():
+    def unbounded(kind: type, prefix: str = "") -> set[str]:
+        names: set[str] = set()
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            if dataclasses.is_dataclass(hint):
+                names |= unbounded(hint, f"{prefix}{name}.")
+            elif re.search(r"\b(int|float)\b", str(hint)) and "Bounds" not in str(hint):
+                names.add(prefix + name)
+        return names
+
+    assert unbounded(TrainConfig) == {"total_steps", "multiplier.upper_bound", "signal.calibration.frames"}
 
 
 def test_several_problems_are_reported_together():

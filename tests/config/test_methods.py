@@ -96,11 +96,11 @@ def test_a_part_of_another_method_is_refused():
             "multiplier.signal_weight is set, but .* no multiplier",
         ),
         ("ppo-lag-rnd", {"signal": {"reward_weight": 0.1}}, "novelty has no positive score"),
-        ("vlm-ppo-lag", {"signal": {"calibration": {"frames": 0}}}, "calibration frames is 0"),
+        ("vlm-ppo-lag", {"signal": {"calibration": {"frames": 0}}}, "signal.calibration.frames is 0"),
         ("vlm-ppo-lag", {"signal": {"calibration": {"frames": 4, "episodes": 9}}}, "number of episodes, 9"),
         ("vlm-ppo-lag", {"signal": {"reference": float("nan")}}, "reference is nan; it must lie between 0 and 1"),
         ("vlm-ppo-lag", {"signal": {"multiplier": {"budget": -5.0}}}, "budget is -5.0; it must lie between 0 and 1"),
-        ("vlm-ppo-lag", {"signal": {"device": "foo"}}, "scorer device is 'foo'; expected auto, cpu"),
+        ("vlm-ppo-lag", {"signal": {"device": "foo"}}, "signal.device is 'foo'; expected auto, cpu"),
     ],
 )
 def test_a_signal_that_does_not_fit_its_method_is_refused(method, settings, message):

@@ -7,8 +7,6 @@ replaces what differs for it; a YAML file and then the command line replace what
 from __future__ import annotations
 
 import dataclasses
-import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,16 @@ from typing import Annotated, Literal
 
 import tyro
 
+from vlmsafe.config.bounds import (
+    NonNegative,
+    NonNegativeInt,
+    OpenShare,
+    Pattern,
+    Positive,
+    PositiveInt,
+    Share,
+    out_of_bounds,
+)
 from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
@@ -25,6 +33,8 @@ from vlmsafe.signals.service.spec import parse_address
 
 PLACE = frozenset({"signal.service", "signal.service_wait"})
 """Where a run's scorer is, not what it is: a run may be resumed with others, and equal runs may differ in them."""
+
+_DEVICES = Pattern(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
 
 Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo"]
 
@@ -37,53 +47,53 @@ class LearnerConfig:
     """Which learner updates the policy; the method decides."""
     variant: Literal["engine", "published"] = "engine"
     """Which form to follow where the engine of the study departs from the published algorithm (docs/methods.md)."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[PositiveInt, ...] = (64, 64)
     """Units of each hidden layer of the policy and of each critic."""
-    initial_std: float = 1.0
+    initial_std: Positive = 1.0
     """Standard deviation of a new policy's actions, which lie between -1 and 1."""
-    update_iters: int = 40
+    update_iters: PositiveInt = 40
     """Passes over an epoch's samples, at most."""
-    batch_size: int = 64
+    batch_size: PositiveInt = 64
     """Samples per minibatch; the last, smaller one of a pass is used too."""
-    target_kl: float = 0.02
+    target_kl: Positive = 0.02
     """Divergence from the policy that collected the samples beyond which no further pass is made."""
     kl_early_stop: bool = True
     """Whether passes stop once the target divergence is exceeded."""
-    actor_lr: float = 3e-4
+    actor_lr: Positive = 3e-4
     """Adam's learning rate for the policy."""
-    critic_lr: float = 3e-4
+    critic_lr: Positive = 3e-4
     """Adam's learning rate for the critics."""
     lr_decay: bool = True
     """Whether the policy's learning rate falls linearly to zero over the run; the critics' stays."""
-    clip_ratio: float = 0.2
+    clip_ratio: Positive = 0.2
     """PPO's clip range for the probability ratio."""
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus, the mean over actions, in the policy loss."""
-    max_grad_norm: float = 40.0
+    max_grad_norm: Positive = 40.0
     """Gradient norm to which each network's gradient is clipped."""
-    critic_penalty: float = 0.001
+    critic_penalty: NonNegative = 0.001
     """Weight of the sum of squared critic parameters in the critic loss."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount of rewards and of costs."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """Trade-off of generalised advantage estimation for rewards."""
-    cost_gae_lambda: float = 0.95
+    cost_gae_lambda: Share = 0.95
     """Trade-off of generalised advantage estimation for costs."""
     standardise_cost_advantage: bool = False
     """Whether cost advantages are divided by their deviation; they are centred in any case."""
-    focops_eta: float = 0.02
+    focops_eta: Positive = 0.02
     """FOCOPS: divergence beyond which a sample counts as out of the trust region."""
-    focops_temperature: float = 1.5
+    focops_temperature: Positive = 1.5
     """FOCOPS: weight of the divergence against the advantage."""
-    p3o_penalty: float = 20.0
+    p3o_penalty: Positive = 20.0
     """P3O: weight of the exact penalty on the cost surrogate, kappa."""
-    cg_iters: int = 15
+    cg_iters: PositiveInt = 15
     """CPO: iterations of conjugate gradients."""
-    cg_damping: float = 0.1
+    cg_damping: NonNegative = 0.1
     """CPO: multiple of the identity added to the Fisher matrix."""
-    line_search_steps: int = 20
+    line_search_steps: PositiveInt = 20
     """CPO: how often a step is shortened before it is given up."""
-    line_search_decay: float = 0.8
+    line_search_decay: Share = 0.8
     """CPO: factor by which a step is shortened."""
 
 
@@ -93,25 +103,25 @@ class MultiplierConfig:
 
     kind: Literal["none", "adam", "gradient", "pid"] = "adam"
     """Rule that moves the multiplier; the method decides."""
-    initial: float = 0.001
+    initial: NonNegative = 0.001
     """Multiplier before the first epoch, lambda_0; for pid, the start of its integral."""
-    learning_rate: float = 0.035
+    learning_rate: Positive = 0.035
     """Adam's learning rate for the multiplier, eta_1."""
     upper_bound: float | None = None
     """Largest value the multiplier may take; unbounded by default."""
-    signal_weight: float = 0.0
+    signal_weight: NonNegative = 0.0
     """Weight of the signal term beside the cost gap, eta_2."""
-    signal_reference: float = 0.5
+    signal_reference: Share = 0.5
     """Level of the mean negative score at which the signal term vanishes, tau."""
-    pid_kp: float = 0.1
+    pid_kp: NonNegative = 0.1
     """pid: gain of the smoothed gap."""
-    pid_ki: float = 0.01
+    pid_ki: NonNegative = 0.01
     """pid: gain of the summed gap."""
-    pid_kd: float = 0.01
+    pid_kd: NonNegative = 0.01
     """pid: gain of the rise of the smoothed cost."""
-    pid_delay: int = 10
+    pid_delay: PositiveInt = 10
     """pid: epochs over which the rise is taken."""
-    pid_smoothing: float = 0.95
+    pid_smoothing: Share = 0.95
     """pid: weight of the past in the smoothed gap and cost."""
 
 
@@ -121,9 +131,9 @@ class CalibrationConfig:
 
     frames: int | None = None
     """Scored frames in the buffer; by default 500, and 5,000 for a large CLIP."""
-    episodes: int = 5
+    episodes: PositiveInt = 5
     """Episodes over which they are spread, at least; 1 is one stream, cut only where an episode ends."""
-    target: float = 0.5
+    target: OpenShare = 0.5
     """Gate value one interquartile range from the median margin, kappa*."""
 
 
@@ -133,13 +143,13 @@ class SignalMultiplierConfig:
 
     kind: Literal["none", "adam", "gradient"] = "none"
     """Rule that moves it; 'none' leaves the signal to the other routes."""
-    budget: float | None = None
+    budget: Share | None = None
     """Mean excess per step that is allowed; by default that of the calibration buffer."""
-    initial: float = 0.0
+    initial: NonNegative = 0.0
     """Its value before the first epoch."""
-    learning_rate: float = 0.035
+    learning_rate: Positive = 0.035
     """Its learning rate."""
-    upper_bound: float = 2.0
+    upper_bound: Positive = 2.0
     """Its largest value: a score that cannot fall below its reference would raise it without end."""
 
 
@@ -155,27 +165,27 @@ class SignalConfig:
     """How similarities become a positive and a negative score."""
     gate: Literal["off", "auto", "prior-symmetric", "calibrated", "probability"] = "off"
     """Confidence gate kappa on the reward bonus; 'auto' is calibrated for the scorer embedded, else prior-symmetric."""
-    every: int = 1
+    every: PositiveInt = 1
     """Steps between two scored frames, k_clip."""
-    reward_weight: float = 0.0
+    reward_weight: NonNegative = 0.0
     """Weight of the gated positive score in the reward, lambda_r."""
-    cost_weight: Annotated[float, tyro.conf.arg(aliases=("--vlm-cost-weight",))] = 0.0
+    cost_weight: Annotated[NonNegative, tyro.conf.arg(aliases=("--vlm-cost-weight",))] = 0.0
     """Weight of the gated negative score's excess in the cost that the critic sees, lambda_c."""
-    reference: float | None = None
+    reference: Share | None = None
     """Level above which the negative score counts as excess; by default the median of the calibration buffer."""
     scoring: Annotated[Literal["deferred", "in-step"], tyro.conf.arg(aliases=("--scoring",))] = "deferred"
     """Whether frames are scored in batches while collection goes on, or each before the next step."""
-    device: Annotated[str, tyro.conf.arg(aliases=("--scorer-device",))] = "auto"
+    device: Annotated[str, _DEVICES, tyro.conf.arg(aliases=("--scorer-device",))] = "auto"
     """Where the model runs: cpu, cuda, cuda:1, ...; 'auto' takes a GPU where there is one."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Number format of the model."""
     compile: bool = False
     """Whether the model is compiled first: slow to start, faster on a GPU."""
-    batch: int = 64
+    batch: PositiveInt = 64
     """Frames scored at a time."""
     service: str = ""
     """Address of a scoring service that holds the model for several runs (docs/service.md); by default the run does."""
-    service_wait: float = 120.0
+    service_wait: NonNegative = 120.0
     """Seconds to wait for a service that is away before the run stops, to be resumed later."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     multiplier: SignalMultiplierConfig = field(default_factory=SignalMultiplierConfig)
@@ -197,9 +207,9 @@ class SignalConfig:
 class CheckpointConfig:
     """When a run is saved."""
 
-    every: int = 1
+    every: PositiveInt = 1
     """Epochs between checkpoints; the last epoch is always saved."""
-    keep: int = 3
+    keep: PositiveInt = 3
     """How many of the newest checkpoints are kept."""
 
 
@@ -211,19 +221,19 @@ class TrainConfig:
     """Environment: a name from `vlmsafe envs`, a variant as <name>:<variant>, or gym:<id> or safety-gymnasium:<id>."""
     method: str = "ppo-lag"
     """Method: a name from `vlmsafe methods`; it sets the defaults of the learner and the multiplier."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed of everything random in the run."""
     total_steps: int = 1_000_000
     """Environment steps of the whole run."""
-    steps_per_epoch: int = 20_000
+    steps_per_epoch: PositiveInt = 20_000
     """Environment steps between two updates, over all workers together."""
-    num_envs: int = 1
+    num_envs: PositiveInt = 1
     """Worker processes, each with a simulator of its own."""
     run_dir: Path | None = None
     """Directory of the run; by default runs/<env>/<method>/seed-<seed>."""
-    budget: float | None = None
+    budget: NonNegative | None = None
     """Cost budget d per episode; by default the environment's own."""
-    cost_window: int | Literal["epoch"] = 100
+    cost_window: PositiveInt | Literal["epoch"] = 100
     """Finished episodes whose mean is the episode cost J_C, or 'epoch' for those of the epoch alone."""
     normalise_observations: bool = True
     """Whether observations are standardised by their running mean and deviation."""
@@ -231,7 +241,7 @@ class TrainConfig:
     """Whether frames show the simulator's own cost indicators, as published; they tell a scorer the answer."""
     fresh_workers: Literal["auto", "always", "never"] = "auto"
     """Whether workers start anew each epoch: 'auto' does so where the simulator needs it for exact repeats."""
-    max_worker_restarts: int = 3
+    max_worker_restarts: NonNegativeInt = 3
     """How often a crashed worker is restarted within one epoch before the run gives up."""
     tensorboard: bool = False
     """Whether epochs are also written as TensorBoard events, under tensorboard/ in the run directory."""
@@ -302,92 +312,19 @@ def default_run_dir(config: TrainConfig) -> Path:
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:
-    """What is wrong with a configuration: what came, and what was expected."""
-
-    def positive(**values: float) -> Iterator[str]:
-        for name, value in values.items():
-            if not (math.isfinite(value) and value > 0):
-                yield f"{name} is {value}; it must be finite and greater than 0"
-
-    def not_negative(**values: float) -> Iterator[str]:
-        for name, value in values.items():
-            if not (math.isfinite(value) and value >= 0):
-                yield f"{name} is {value}; it must be finite and 0 or greater"
-
-    learner, multiplier, signal = config.learner, config.multiplier, config.signal
-    yield from not_negative(
-        seed=config.seed,
-        budget=config.budget if config.budget is not None else 0.0,
-        max_worker_restarts=config.max_worker_restarts,
-        entropy_coef=learner.entropy_coef,
-        critic_penalty=learner.critic_penalty,
-        initial_multiplier=multiplier.initial,
-        signal_weight=multiplier.signal_weight,
-        cg_damping=learner.cg_damping,
-        pid_kp=multiplier.pid_kp,
-        pid_ki=multiplier.pid_ki,
-        pid_kd=multiplier.pid_kd,
-        reward_weight=signal.reward_weight,
-        vlm_cost_weight=signal.cost_weight,
-        service_wait=signal.service_wait,
-        signal_multiplier_initial=signal.multiplier.initial,
-    )
-    yield from positive(
-        steps_per_epoch=config.steps_per_epoch,
-        num_envs=config.num_envs,
-        checkpoint_every=config.checkpoint.every,
-        checkpoint_keep=config.checkpoint.keep,
-        initial_std=learner.initial_std,
-        update_iters=learner.update_iters,
-        batch_size=learner.batch_size,
-        target_kl=learner.target_kl,
-        actor_lr=learner.actor_lr,
-        critic_lr=learner.critic_lr,
-        clip_ratio=learner.clip_ratio,
-        max_grad_norm=learner.max_grad_norm,
-        multiplier_learning_rate=multiplier.learning_rate,
-        focops_eta=learner.focops_eta,
-        focops_temperature=learner.focops_temperature,
-        p3o_penalty=learner.p3o_penalty,
-        cg_iters=learner.cg_iters,
-        line_search_steps=learner.line_search_steps,
-        pid_delay=multiplier.pid_delay,
-        signal_every=signal.every,
-        signal_batch=signal.batch,
-        calibration_episodes=signal.calibration.episodes,
-        signal_multiplier_upper_bound=signal.multiplier.upper_bound,
-        signal_multiplier_learning_rate=signal.multiplier.learning_rate,
-    )
-    if config.cost_window != "epoch":
-        yield from positive(cost_window=config.cost_window)
-    shares = {name: getattr(learner, name) for name in ("gamma", "gae_lambda", "cost_gae_lambda", "line_search_decay")}
-    shares |= {"pid_smoothing": multiplier.pid_smoothing, "signal_reference": multiplier.signal_reference}
-    given = {"reference": signal.reference, "signal_multiplier_budget": signal.multiplier.budget}
-    shares |= {name: value for name, value in given.items() if value is not None}
-    for name, share in shares.items():
-        if not 0.0 <= share <= 1.0:
-            yield f"{name} is {share}; it must lie between 0 and 1"
+    """What is wrong with a configuration: values out of bounds, and values that do not fit together."""
+    yield from out_of_bounds(config)
+    learner, signal = config.learner, config.signal
     if learner.algorithm == "cup" and learner.gamma == 1.0:
-        yield "gamma is 1; CUP divides by 1 - gamma, so it must be less"
-    if not learner.hidden or min(learner.hidden) < 1:
-        yield f"hidden is {learner.hidden}; it must name at least one layer of at least one unit"
-    upper = multiplier.upper_bound
-    if upper is not None and not upper >= multiplier.initial:
-        yield f"upper_bound is {upper}; it must be at least the initial multiplier {multiplier.initial}"
+        yield "learner.gamma is 1; CUP divides by 1 - gamma, so it must be less"
+    for name, part in (("multiplier", config.multiplier), ("signal.multiplier", signal.multiplier)):
+        if part.upper_bound is not None and not part.upper_bound >= part.initial:
+            yield f"{name}.upper_bound is {part.upper_bound}; it must be at least {name}.initial, {part.initial}"
     frames, episodes = signal.calibration.frames, signal.calibration.episodes
     if frames is not None and frames < max(4, episodes):
         yield (
-            f"calibration frames is {frames}; it must be at least 4, for quartiles, and at least the number of "
+            f"signal.calibration.frames is {frames}; it must be at least 4, for quartiles, and at least the number of "
             f"episodes, {episodes}"
-        )
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", signal.device):
-        yield f"scorer device is '{signal.device}'; expected auto, cpu, cuda or a certain GPU such as cuda:1"
-    if not 0.0 < signal.calibration.target < 1.0:
-        yield f"calibration target is {signal.calibration.target}; it must lie between 0 and 1"
-    if not signal.multiplier.upper_bound >= signal.multiplier.initial:
-        yield (
-            f"the signal multiplier's upper_bound is {signal.multiplier.upper_bound}; it must be at least its initial "
-            f"value {signal.multiplier.initial}"
         )
     if config.num_envs > 0 and config.steps_per_epoch > 0:
         if config.steps_per_epoch % config.num_envs:
