@@ -28,7 +28,7 @@ class Bounds:
     exclusive: bool = False
     """Whether the ends themselves are excluded."""
 
-    def __contains__(self, value: float) -> bool:
+    def __contains__(self, value: Any) -> bool:
         if not math.isfinite(value):
             return False
         return self.low < value < self.high if self.exclusive else self.low <= value <= self.high
@@ -48,7 +48,7 @@ class Pattern:
     expected: str
     """The same in words, for the message."""
 
-    def __contains__(self, value: str) -> bool:
+    def __contains__(self, value: Any) -> bool:
         return re.fullmatch(self.expression, value) is not None
 
     def __str__(self) -> str:
@@ -68,14 +68,14 @@ def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
 
     None and the words that a field allows beside numbers have no bounds.
     """
-    for name, limit in _limits(type(config)).items():
+    for name, limit in _limits(config.__class__).items():
         value, full_name = getattr(config, name), f"{prefix}{name}"
         if dataclasses.is_dataclass(value):
             yield from out_of_bounds(value, f"{full_name}.")
         elif value == ():
             yield f"{full_name} is (); it must name at least one value"
         elif limit is not None:
-            checked = value if isinstance(value, tuple) else (value,)
+            checked: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)
             of_its_kind = str if isinstance(limit, Pattern) else int | float
             if any(isinstance(entry, of_its_kind) and entry not in limit for entry in checked):
                 shown = f"'{value}'" if isinstance(value, str) else value
