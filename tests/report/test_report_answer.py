@@ -12,14 +12,14 @@ from vlmsafe.report.answer import (
     sentence,
     spoken,
 )
-from vlmsafe.report.dataset import read_material
+from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.request import StudyInfo
 
 
 def worked_out(folder, **claim):
     claims = Claims((Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", **claim),))
-    material = read_material([folder], StudyInfo("study", claims=claims))
-    return material, results(material)
+    dataset = read_dataset([folder], StudyInfo("study", claims=claims))
+    return dataset, results(dataset)
 
 
 def pair(folder, first, second):
@@ -72,8 +72,8 @@ def test_two_runs_each_have_no_interval(tmp_path):
 def test_a_study_that_states_no_comparison_is_not_answered_by_a_supposed_one(tmp_path):
     pair(tmp_path, [1, 2, 3], [9, 10, 11])
     for definition, compared in (("name: x", False), ("", True)):
-        material = read_material([tmp_path], StudyInfo("x", "How long does it take?", definition=definition))
-        lines = spoken(material, results(material), 4)
+        dataset = read_dataset([tmp_path], StudyInfo("x", "How long does it take?", definition=definition))
+        lines = spoken(dataset, results(dataset), 4)
         assert lines[0].startswith("Cost of " if compared else f"metadrive-easy, {PLAIN}: cost")
 
 
@@ -81,8 +81,8 @@ def test_claims_of_one_pair_from_several_sources_do_not_share_a_headline(tmp_pat
     pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])
     one = Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out")
     other = Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", test="none")
-    material = read_material([tmp_path], StudyInfo("study", claims=Claims((one, other))))
-    assert f"{PLAIN}: lower on metadrive-easy." in headline(results(material))
+    dataset = read_dataset([tmp_path], StudyInfo("study", claims=Claims((one, other))))
+    assert f"{PLAIN}: lower on metadrive-easy." in headline(results(dataset))
 
 
 def test_one_run_each_is_not_tested(tmp_path):
@@ -110,7 +110,7 @@ def test_a_correction_that_is_claimed_is_applied(tmp_path, correction, alphas, d
     pair(tmp_path, [1, 2, 3, 2, 4], [9, 10, 11, 4, 12])
     common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
     claims = Claims(tuple(Claim(SIGNAL, PLAIN, alpha=alpha, **common) for alpha in alphas), correction)
-    found = results(read_material([tmp_path], StudyInfo("study", claims=claims)))
+    found = results(read_dataset([tmp_path], StudyInfo("study", claims=claims)))
     assert all("p = 2/252" in sentence(one) for one in found)
     assert [one.decided for one in found] == decided
     assert all(("correction for 2 tests" in sentence(one)) == (correction != "none") for one in found)
@@ -122,7 +122,7 @@ def test_an_interval_is_widened_by_a_correction(tmp_path):
     widths, decided = [], []
     for correction in ("none", "bonferroni"):
         claims = Claims(tuple(Claim(SIGNAL, PLAIN, alpha=alpha, **common) for alpha in (0.05, 0.04, 0.03)), correction)
-        one = results(read_material([tmp_path], StudyInfo("study", claims=claims)))[0]
+        one = results(read_dataset([tmp_path], StudyInfo("study", claims=claims)))[0]
         widths.append(one.interval.high - one.interval.low)
         decided.append(one.decided)
         assert one.interval.level == pytest.approx(0.95 if correction == "none" else 1 - 0.05 / 3)
@@ -134,7 +134,7 @@ def test_a_claim_without_a_test_is_none_of_those_corrected_for(tmp_path):
     pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])
     common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
     claims = Claims((Claim(SIGNAL, PLAIN, **common), Claim(SIGNAL, PLAIN, **{**common, "test": "none"})), "bonferroni")
-    one, other = results(read_material([tmp_path], StudyInfo("study", claims=claims)))
+    one, other = results(read_dataset([tmp_path], StudyInfo("study", claims=claims)))
     assert (one.level, one.decided) == (0.05, -1)
     assert other.correction == ""
 
@@ -143,25 +143,25 @@ def test_few_runs_are_judged_by_the_corrected_level(tmp_path):
     pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])  # 1/70 could be below 0.05, but not below a fifth of it
     common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
     claims = Claims(tuple(Claim(SIGNAL, PLAIN, **common) for _ in range(5)), "bonferroni")
-    one = results(read_material([tmp_path], StudyInfo("study", claims=claims)))[0]
+    one = results(read_dataset([tmp_path], StudyInfo("study", claims=claims)))[0]
     assert one.decided == 0
     assert "So few runs never could" in sentence(one)
 
 
 def test_a_finding_stands_beside_the_comparison_it_is_about_and_no_other(tmp_path):
-    material, (one,) = worked_out(write_study(tmp_path), sides="less")
-    wheres = [finding.where for finding in material.audit.findings]
+    dataset, (one,) = worked_out(write_study(tmp_path), sides="less")
+    wheres = [finding.where for finding in dataset.audit.findings]
     assert any("'paper'" in where for where in wheres)  # it has findings about an evaluation that is not used
     assert one.finding is not None
     assert "'paper'" not in one.finding.where
-    assert "Worst:" in audit_line(material.audit)
+    assert "Worst:" in audit_line(dataset.audit)
 
 
 def test_arms_without_a_comparison_are_described(tmp_path):
     write_evaluation(write_run(tmp_path, PLAIN, 1), costs_with(5))
-    material = read_material([tmp_path], StudyInfo("study"))
-    assert results(material) == []
-    (line,) = describe_arms(material)
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    assert results(dataset) == []
+    (line,) = describe_arms(dataset)
     assert line.startswith("metadrive-easy, ppo-lag: cost ")
     assert line.endswith("over the budget of 25.")
 
@@ -169,6 +169,6 @@ def test_arms_without_a_comparison_are_described(tmp_path):
 def test_a_claim_without_runs_waits_and_is_said(tmp_path):
     write_run(tmp_path, PLAIN, 1)
     claims = Claims((Claim(SIGNAL, PLAIN),))
-    material = read_material([tmp_path], StudyInfo("study", claims=claims))
-    assert material.problems == [f"no runs yet for the comparison {SIGNAL} against {PLAIN}"]
-    assert headline(results(material)) == "No comparison has results yet."
+    dataset = read_dataset([tmp_path], StudyInfo("study", claims=claims))
+    assert dataset.problems == [f"no runs yet for the comparison {SIGNAL} against {PLAIN}"]
+    assert headline(results(dataset)) == "No comparison has results yet."

@@ -14,7 +14,7 @@ from vlmsafe.comparison.outcomes import values_of
 from vlmsafe.report.charts.build import build_chart
 from vlmsafe.report.charts.outcomes import _MOST_EPISODES
 from vlmsafe.report.charts.training import curve_marks
-from vlmsafe.report.dataset import read_material
+from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.elements import (
     Axis,
     Band,
@@ -28,7 +28,7 @@ from vlmsafe.report.elements import (
     Rule,
     Span,
 )
-from vlmsafe.report.render.exports import chart_csv
+from vlmsafe.report.render.files import chart_csv
 from vlmsafe.report.render.plots import plot
 from vlmsafe.report.render.style import legend_below, panels
 from vlmsafe.report.render.svg import (
@@ -43,7 +43,7 @@ from vlmsafe.report.request import FIGURES, Entry, StudyInfo
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return read_material([write_study(tmp_path_factory.mktemp("study"), traces=True)], StudyInfo("study"))
+    return read_dataset([write_study(tmp_path_factory.mktemp("study"), traces=True)], StudyInfo("study"))
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +75,9 @@ def test_both_drawings_have_all_panels(charts, kind):
 def test_runs_that_have_only_begun_do_no_harm(tmp_path):
     write_run(tmp_path, PLAIN, 1, epochs=0)
     write_run(tmp_path, SIGNAL, 2, epochs=1)
-    material = read_material([tmp_path], StudyInfo("study"))
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
     for kind in FIGURES:
-        chart = build_chart(material, Entry(kind))
+        chart = build_chart(dataset, Entry(kind))
         assert isinstance(chart, Missing) or plot(chart).axes
 
 
@@ -110,10 +110,10 @@ def test_an_arm_is_its_mean_a_band_and_faint_runs(study):
 def test_a_mean_ends_with_the_shortest_run(tmp_path):
     write_run(tmp_path, PLAIN, 1)
     write_run(tmp_path, PLAIN, 2, epochs=5)
-    material = read_material([tmp_path], StudyInfo("study"))
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
     lines = [
         mark
-        for mark in curve_marks([material.every_arm["metadrive-easy", PLAIN]], "episode_cost")
+        for mark in curve_marks([dataset.every_arm["metadrive-easy", PLAIN]], "episode_cost")
         if isinstance(mark, Line)
     ]
     assert sorted(len(line.y) for line in lines if line.faint) == [5, 12]
@@ -261,8 +261,8 @@ def test_many_episodes_are_thinned_out_evenly_and_means_are_of_all(tmp_path):
     run = write_run(tmp_path, PLAIN, 1)
     costs = costs_with(300, 1001)
     write_evaluation(run, costs)
-    material = read_material([tmp_path], StudyInfo("study"))
-    panel = build_chart(material, Entry("cost-progress")).panels[0]
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    panel = build_chart(dataset, Entry("cost-progress")).panels[0]
     small, large = (mark for mark in panel.marks if isinstance(mark, Dots))
     assert len(small.x) <= _MOST_EPISODES < 3 * len(small.x)
     assert small.y == costs[::3]
@@ -274,9 +274,9 @@ def test_every_budget_of_the_arms_is_a_line(tmp_path):
     for budget in (15.0, 25.0, 35.0):
         run = write_run(tmp_path, PLAIN, 1, arm=f"d-{budget:g}", budget=budget)
         write_evaluation(run, costs_with(1))
-    material = read_material([tmp_path], StudyInfo("study"))
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
     for entry in (Entry("cost-progress"), Entry("sweep", over=("total_steps",)), Entry("curves"), Entry("dots")):
-        panel = build_chart(material, entry).panels[0]
+        panel = build_chart(dataset, entry).panels[0]
         assert [mark.value for mark in panel.marks if isinstance(mark, Rule)] == [15.0, 25.0, 35.0], entry.kind
 
 
@@ -356,10 +356,10 @@ def test_a_dot_on_the_edge_is_drawn_whole():
 def test_bands_of_costs_and_multipliers_do_not_go_below_zero(tmp_path):
     for seed, cost in ((1, 0.0), (2, 0.5)):
         write_run(tmp_path, PLAIN, seed, cost=cost)
-    material = read_material([tmp_path], StudyInfo("study"))
-    arm = material.every_arm["metadrive-easy", PLAIN]
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    arm = dataset.every_arm["metadrive-easy", PLAIN]
     (free,) = (mark for mark in curve_marks([arm], "episode_cost") if isinstance(mark, Band))
-    panel = build_chart(material, Entry("curves")).panels[0]
+    panel = build_chart(dataset, Entry("curves")).panels[0]
     (band,) = (mark for mark in panel.marks if isinstance(mark, Band))
     assert min(free.low) < 0.0
     assert list(band.low) == [max(0.0, low) for low in free.low]

@@ -8,17 +8,16 @@ import polars as pl
 import pytest
 from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
-from vlmsafe.report.dataset import read_material
+from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.elements import (
     Cell,
     Column,
     Missing,
     Table,
 )
-from vlmsafe.report.render.exports import (
-    cell_text,
+from vlmsafe.report.render.cell_text import cell_text, number_text
+from vlmsafe.report.render.files import (
     latex,
-    number_text,
     table_csv,
     table_latex,
     table_markdown,
@@ -30,7 +29,7 @@ from vlmsafe.report.tables.build import build_table
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    return read_material([write_study(tmp_path_factory.mktemp("study"), traces=True)], StudyInfo("study"))
+    return read_dataset([write_study(tmp_path_factory.mktemp("study"), traces=True)], StudyInfo("study"))
 
 
 def column(table, name):
@@ -65,7 +64,7 @@ def test_the_summary_is_the_mean_over_runs_with_its_deviation_and_interval(study
 def test_an_interval_needs_three_runs(tmp_path):
     for seed in (1, 2):
         write_evaluation(write_run(tmp_path, PLAIN, seed), costs_with(seed))
-    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("summary"))
+    table = build_table(read_dataset([tmp_path], StudyInfo("study")), Entry("summary"))
     cell = table.rows[0][column(table, "catastrophe_pct")]
     assert cell.std is not None
     assert cell.low is None
@@ -141,7 +140,7 @@ def test_a_sweep_is_ordered_by_its_setting(tmp_path):
     for budget in (35.0, 15.0):
         for seed in (1, 2, 3):
             write_run(tmp_path, PLAIN, seed, arm=f"d{budget:g}", budget=budget)
-    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("sweep", over=("budget",)))
+    table = build_table(read_dataset([tmp_path], StudyInfo("study")), Entry("sweep", over=("budget",)))
     assert values(table, "budget") == [15.0, 35.0]
     assert values(table, "arm") == ["d15", "d35"]
 
@@ -149,7 +148,7 @@ def test_a_sweep_is_ordered_by_its_setting(tmp_path):
 def test_reruns_that_are_equal_never_part_and_others_do(tmp_path):
     for arm, seed, cost in (("a", 1, 40.0), ("b", 1, 40.0), ("a", 2, 40.0), ("b", 2, 41.0)):
         write_run(tmp_path, PLAIN, seed, arm=arm, cost=cost)
-    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("divergence"))
+    table = build_table(read_dataset([tmp_path], StudyInfo("study")), Entry("divergence"))
     assert [row[column(table, "epoch")].text for row in table.rows] == ["never", "1"]
 
 
@@ -160,10 +159,10 @@ def test_the_overhead_of_a_signal_is_time_per_step(study):
 
 def test_what_cannot_be_made_says_which_command_makes_it(tmp_path):
     write_run(tmp_path, PLAIN, 1)
-    material = read_material([tmp_path], StudyInfo("study"))
-    assert "vlmsafe evaluate" in build_table(material, Entry("summary")).reason
-    assert "vlmsafe trace" in build_table(material, Entry("gate")).reason
-    assert isinstance(build_table(material, Entry("comparisons")), Missing)
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    assert "vlmsafe evaluate" in build_table(dataset, Entry("summary")).reason
+    assert "vlmsafe trace" in build_table(dataset, Entry("gate")).reason
+    assert isinstance(build_table(dataset, Entry("comparisons")), Missing)
 
 
 @pytest.mark.parametrize("kind", TABLES)
@@ -177,14 +176,14 @@ def begun(tmp_path_factory):
     write_run(folder, PLAIN, 1, epochs=0)
     write_run(folder, SIGNAL, 1, epochs=0)
     write_run(folder, SIGNAL, 2, epochs=1)
-    return read_material([folder], StudyInfo("study"))
+    return read_dataset([folder], StudyInfo("study"))
 
 
 def test_which_scorer_looked_is_said_beside_published_values(tmp_path):
     path = write_run(tmp_path, SIGNAL, 42).path
     config = path / "config.yaml"
     config.write_text(config.read_text().replace("clip:openai/clip-vit-base-patch32", "embedded"))
-    table = build_table(read_material([tmp_path], StudyInfo("study")), Entry("training"))
+    table = build_table(read_dataset([tmp_path], StudyInfo("study")), Entry("training"))
     assert any(
         "Ours: signal.scorer embedded (paper: clip:openai/clip-vit-base-patch32)" in note for note in table.notes
     )

@@ -28,7 +28,7 @@ _FOLDER = resources.files("vlmsafe.paper") / "tables"
 
 
 @dataclass(frozen=True)
-class Column:
+class PublishedColumn:
     """What a column holds; the same in every table."""
 
     type: Literal["str", "int", "float", "bool"]
@@ -37,7 +37,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     """One table of the paper."""
 
     name: str
@@ -48,7 +48,7 @@ class Table:
     """The training window or evaluation its numbers come from, in the words of `windows()`."""
     rows: str
     """What a row is, and which rows are summaries."""
-    columns: dict[str, Column]
+    columns: dict[str, PublishedColumn]
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Misstatement:
     but: str
 
 
-def tables() -> list[Table]:
+def tables() -> list[PublishedTable]:
     """All tables, in the paper's order; those from the running text last."""
     return list(_tables().values())
 
 
-def table(name: str) -> Table:
+def table(name: str) -> PublishedTable:
     """The description of one table."""
     if name not in (known := _tables()):
         raise unknown_name("published table", name, known)
@@ -137,10 +137,12 @@ def _read(name: str) -> dict[str, Any]:
 
 
 @cache
-def _tables() -> dict[str, Table]:
+def _tables() -> dict[str, PublishedTable]:
     index = _read("index.yaml")
-    vocabulary = msgspec.convert(index["columns"], dict[str, Column])
+    vocabulary = msgspec.convert(index["columns"], dict[str, PublishedColumn])
     return {
-        name: Table(name=name, **{**entry, "columns": {column: vocabulary[column] for column in entry["columns"]}})
+        name: PublishedTable(
+            name=name, **{**entry, "columns": {column: vocabulary[column] for column in entry["columns"]}}
+        )
         for name, entry in index["tables"].items()
     }

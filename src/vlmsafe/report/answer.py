@@ -29,7 +29,7 @@ from vlmsafe.comparison.outcomes import (
     source_of,
     values_of,
 )
-from vlmsafe.report.dataset import Material
+from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import minus
 
 RATES = ("violation", "catastrophe")
@@ -90,10 +90,10 @@ class Result:
         return sum(self.first[key] < self.second[key] for key in shared), len(shared)
 
 
-def results(material: Material, chosen: Sequence[Comparison] | None = None) -> list[Result]:
+def results(dataset: Dataset, chosen: Sequence[Comparison] | None = None) -> list[Result]:
     """Every comparison worked out; tests that the claims correct for are corrected together."""
-    found = [_result(one, material.audit) for one in material.compared]
-    corrected = _corrected(found, material.claims.correction if material.claims else "none")
+    found = [_result(one, dataset.audit) for one in dataset.compared]
+    corrected = _corrected(found, dataset.claims.correction if dataset.claims else "none")
     return [one for one in corrected if chosen is None or any(one.comparison is other for other in chosen)]
 
 
@@ -304,24 +304,24 @@ def audit_line(audit: Audit) -> str:
     return f"The audit has {_and(counts)}. Worst: {worst.title} ({worst.where})."
 
 
-def answering(material: Material, found: Sequence[Result]) -> list[Result]:
+def answering(dataset: Dataset, found: Sequence[Result]) -> list[Result]:
     """The comparisons that answer the question. Those of a study that states none would answer another one."""
-    supposed = bool(material.info.definition) and material.claims is None
+    supposed = bool(dataset.info.definition) and dataset.claims is None
     return [one for one in found if one.first and one.second and not supposed]
 
 
-def spoken(material: Material, found: Sequence[Result], most: int) -> list[str]:
+def spoken(dataset: Dataset, found: Sequence[Result], most: int) -> list[str]:
     """The answer as lines of text: the headline, what it rests on, and the audit's word."""
-    known = answering(material, found)
+    known = answering(dataset, found)
     if not known:
-        return [*describe_arms(material)[:most], audit_line(material.audit)]
-    return [headline(known), *(sentence(one) for one in known[:most]), audit_line(material.audit)]
+        return [*describe_arms(dataset)[:most], audit_line(dataset.audit)]
+    return [headline(known), *(sentence(one) for one in known[:most]), audit_line(dataset.audit)]
 
 
-def describe_arms(material: Material) -> list[str]:
+def describe_arms(dataset: Dataset) -> list[str]:
     """What each arm came to, for a report without a comparison."""
     lines = []
-    for (env, name), arm in material.every_arm.items():
+    for (env, name), arm in dataset.every_arm.items():
         for source in [*sorted({key for run in arm.runs for key in run.evaluations}), "training"]:
             values = list(values_of(arm, "cost", source).values())
             if values:

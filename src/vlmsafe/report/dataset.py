@@ -34,7 +34,7 @@ RESAMPLES = 500
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
+class Dataset:
     """The runs of a report and what was found out about them."""
 
     info: StudyInfo
@@ -176,7 +176,7 @@ class Material:
         return found
 
 
-def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
+def read_dataset(paths: Sequence[Path | str], info: StudyInfo) -> Dataset:
     """Read the runs in these directories, or under them, and audit their comparison."""
     sources, problems = open_arms(paths)
     problems += info.problems
@@ -201,7 +201,7 @@ def read_material(paths: Sequence[Path | str], info: StudyInfo) -> Material:
         beside = side_by_side(sources)
     except VlmsafeError as error:
         problems.append(f"published values are not shown: {error}")
-    return Material(
+    return Dataset(
         info,
         [Path(path) for path in paths],
         sources,

@@ -11,16 +11,16 @@ import yaml
 
 from vlmsafe.audit.findings import listed
 from vlmsafe.config.yaml import to_dict
-from vlmsafe.report.dataset import Material
+from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.request import Entry
 
 _ALL = Entry("settings")
 
 
-def arm_configs(material: Material) -> Iterator[tuple[str, str, str, str]]:
+def arm_configs(dataset: Dataset) -> Iterator[tuple[str, str, str, str]]:
     """Of each arm: its title, its seeds, its configuration as YAML and the text of its prompts."""
-    for env in material.environments:
-        for arm in material.arms(env, _ALL):
+    for env in dataset.environments:
+        for arm in dataset.arms(env, _ALL):
             first = arm.first
             settings = {key: value for key, value in to_dict(first.config).items() if key not in ("run_dir", "seed")}
             config = yaml.safe_dump(settings, sort_keys=False, width=100)
@@ -44,14 +44,14 @@ def _relative(path: Path, roots: Sequence[Path]) -> str:
     return path.resolve().name
 
 
-def rerun_lines(material: Material) -> tuple[list[str], dict[str, Any]]:
+def rerun_lines(dataset: Dataset) -> tuple[list[str], dict[str, Any]]:
     """A command per run, by its own configuration file, and what the runs were made with, each variant once."""
     commands = []
     surroundings: dict[str, list[str]] = {}
-    for env in material.environments:
-        for arm in material.arms(env, _ALL):
+    for env in dataset.environments:
+        for arm in dataset.arms(env, _ALL):
             for run in arm.runs:
-                folder = _relative(run.source.run.path, material.roots)
+                folder = _relative(run.source.run.path, dataset.roots)
                 again = shlex.quote(f"again/{folder}")
                 commands.append(f"vlmsafe train --config {shlex.quote(f'{folder}/config.yaml')} --run-dir {again}")
                 commands += [

@@ -12,10 +12,10 @@ from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
 from vlmsafe.report.answer import results, spoken
 from vlmsafe.report.charts.build import build_chart
-from vlmsafe.report.dataset import Material, read_material
+from vlmsafe.report.dataset import Dataset, read_dataset
 from vlmsafe.report.elements import Chart, Missing, Table
-from vlmsafe.report.render.exports import write_chart, write_table
-from vlmsafe.report.render.html import Part, page
+from vlmsafe.report.render.files import write_chart, write_table
+from vlmsafe.report.render.html import ReportItem, page
 from vlmsafe.report.request import (
     FIGURES,
     TABLES,
@@ -64,14 +64,14 @@ def write_report(
     folder = out.with_suffix("")
     if files:
         _require_own(folder, out)
-    material = read_material(runs, info)
+    dataset = read_dataset(runs, info)
     make_directory(out.parent)
-    parts: list[Part] = []
+    items: list[ReportItem] = []
     written: list[Path] = []
     names: set[str] = set()
-    for content, lead in _contents(material, times):
+    for content, lead in _contents(dataset, times):
         if isinstance(content, Missing):
-            parts.append(Part(content, ""))
+            items.append(ReportItem(content, ""))
             continue
         name = _unique(content, names)
         made: list[Path] = []
@@ -80,13 +80,13 @@ def write_report(
                 write_table(content, folder, name) if isinstance(content, Table) else write_chart(content, folder, name)
             )
         written += made
-        parts.append(Part(content, name, tuple(f"{folder.name}/{path.name}" for path in made), lead))
-    found = results(material)
-    write_atomically(out, page(material, found, parts).encode())
+        items.append(ReportItem(content, name, tuple(f"{folder.name}/{path.name}" for path in made), lead))
+    found = results(dataset)
+    write_atomically(out, page(dataset, found, items).encode())
     if files:
         _replace_listed(folder, [path.name for path in written])
-    missing = tuple(part.content for part in parts if isinstance(part.content, Missing))
-    return Written(out, tuple(written), missing, tuple(spoken(material, found, _SPOKEN)))
+    missing = tuple(item.content for item in items if isinstance(item.content, Missing))
+    return Written(out, tuple(written), missing, tuple(spoken(dataset, found, _SPOKEN)))
 
 
 def _require_own(folder: Path, out: Path) -> None:
@@ -115,14 +115,14 @@ def _replace_listed(folder: Path, names: Sequence[str]) -> None:
     write_atomically(known, "".join(f"{name}\n" for name in names).encode())
 
 
-def _contents(material: Material, times: bool) -> list[tuple[Table | Chart | Missing, bool]]:
+def _contents(dataset: Dataset, times: bool) -> list[tuple[Table | Chart | Missing, bool]]:
     """Tables and figures in the order of the page, and whether each stands before the figures.
 
     What the study names comes first; what a report always has follows, unless the study names it.
     """
-    info = material.info
+    info = dataset.info
     found: list[tuple[Table | Chart | Missing, bool]] = []
-    both: tuple[tuple[Sequence[Entry], Sequence[str], Callable[[Material, Entry], Table | Chart | Missing]], ...] = (
+    both: tuple[tuple[Sequence[Entry], Sequence[str], Callable[[Dataset, Entry], Table | Chart | Missing]], ...] = (
         (read_entries(info.tables, TABLES, "tables"), _TABLES, build_table),
         (read_entries(info.figures, FIGURES, "figures"), _FIGURES, build_chart),
     )
@@ -132,7 +132,7 @@ def _contents(material: Material, times: bool) -> list[tuple[Table | Chart | Mis
         for entry in entries:
             if entry.kind in _TIMES and not times:
                 continue
-            content = build(material, entry)
+            content = build(dataset, entry)
             if isinstance(content, Missing):
                 if entry.asked:
                     found.append((replace(content, label=entry.label, title=entry.title or content.title), False))

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from vlmsafe.report.charts import outcomes as charts_outcomes
 from vlmsafe.report.charts import signals as charts_signals
 from vlmsafe.report.charts import training as charts_training
-from vlmsafe.report.dataset import Material
+from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Chart, Missing
 from vlmsafe.report.request import Entry
 
 
-def build_chart(material: Material, entry: Entry) -> Chart | Missing:
+def build_chart(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """The figure of an entry, or why there is none."""
-    return BUILDERS[entry.kind](material, entry)
+    return BUILDERS[entry.kind](dataset, entry)
 
 
-BUILDERS: dict[str, Callable[[Material, Entry], Chart | Missing]] = {
+BUILDERS: dict[str, Callable[[Dataset, Entry], Chart | Missing]] = {
     "curves": charts_training.curves,
     "multiplier": charts_training.multiplier,
     "scores": charts_training.scores,

@@ -12,8 +12,16 @@ from vlmsafe.analysis.tables import floats
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.outcomes import values_of
 from vlmsafe.comparison.settings import effective
+from vlmsafe.report.cells import (
+    is_rate,
+    mean_of,
+    varied,
+    window_name,
+    word_of,
+)
+from vlmsafe.report.charts.make import make_chart
 from vlmsafe.report.charts.training import budget_rules
-from vlmsafe.report.dataset import Material
+from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import (
     Axis,
     Bar,
@@ -25,14 +33,6 @@ from vlmsafe.report.elements import (
     Rule,
     Span,
 )
-from vlmsafe.report.measures import (
-    is_rate,
-    make_chart,
-    mean_of,
-    varied,
-    window_name,
-    word_of,
-)
 from vlmsafe.report.request import Entry
 from vlmsafe.runs.records import ArmRecord
 
@@ -41,15 +41,15 @@ _MOST_EPISODES = 400
 """Episodes drawn per arm; more would be a cloud, and a page too large to send."""
 
 
-def dots(material: Material, entry: Entry) -> Chart | Missing:
+def dots(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """One dot per run, with each arm's mean and interval."""
     panels = []
-    envs = material.envs(entry)
+    envs = dataset.envs(entry)
     outcomes: tuple[Outcome, ...] = (entry.outcome,) if entry.outcome else ("cost", "catastrophe", "env_return")
     for env in envs:
-        source = material.source(env, entry)
+        source = dataset.source(env, entry)
         for outcome in outcomes:
-            arms = [arm for arm in material.arms(env, entry) if values_of(arm, outcome, source, entry.window)]
+            arms = [arm for arm in dataset.arms(env, entry) if values_of(arm, outcome, source, entry.window)]
             if not arms:
                 continue
             scale, marks = 100.0 if is_rate(outcome) else 1.0, list[Mark]()
@@ -64,12 +64,12 @@ def dots(material: Material, entry: Entry) -> Chart | Missing:
             panels.append(Panel(f"{word_of(outcome).capitalize()}, {env}", Axis(unit, low=low), Axis("", names), marks))
     if not panels:
         return Missing(entry.kind, "Run by run", "no run has results yet")
-    sources = list(dict.fromkeys(material.source(env, entry) for env in envs))
+    sources = list(dict.fromkeys(dataset.source(env, entry) for env in envs))
     where = [source if source != "training" else f"training ({window_name(entry.window)})" for source in sources]
     caption = (
         f"From: {', '.join(where)}. A dot is a run; the bar is the mean with its 95 % bootstrap interval over runs."
     )
-    return make_chart(material, entry, "Run by run", panels, caption, legend=False)
+    return make_chart(dataset, entry, "Run by run", panels, caption, legend=False)
 
 
 def seed_marks(group: str, place: float, values: dict[int | str, float], along: str = "x") -> Iterator[Mark]:
@@ -94,13 +94,13 @@ def _below(mean: float, spread: float, outcome: Outcome) -> float:
     return mean - spread if outcome == "env_return" else max(0.0, mean - spread)
 
 
-def bars(material: Material, entry: Entry) -> Chart | Missing:
+def bars(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """Means per arm with deviation and runs; the arm without a signal as a line."""
     outcome: Outcome = entry.outcome or "catastrophe"
     panels = []
-    for env in material.envs(entry):
-        source = material.source(env, entry)
-        arms = [arm for arm in material.arms(env, entry) if values_of(arm, outcome, source, entry.window)]
+    for env in dataset.envs(entry):
+        source = dataset.source(env, entry)
+        arms = [arm for arm in dataset.arms(env, entry) if values_of(arm, outcome, source, entry.window)]
         marks: list[Mark] = []
         scale = 100.0 if is_rate(outcome) else 1.0
         for place, arm in enumerate(arms):
@@ -118,23 +118,23 @@ def bars(material: Material, entry: Entry) -> Chart | Missing:
     if not panels:
         return Missing(entry.kind, "Outcome by arm", f"no arm has a {word_of(outcome)}")
     caption = "Means over runs, ± one population deviation. Dashed: arms without a signal."
-    return make_chart(material, entry, f"{word_of(outcome).capitalize()} by arm", panels, caption, legend=False)
+    return make_chart(dataset, entry, f"{word_of(outcome).capitalize()} by arm", panels, caption, legend=False)
 
 
-def protocols(material: Material, entry: Entry) -> Chart | Missing:
+def protocols(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """One outcome of each arm under each evaluation protocol, environments side by side."""
     outcome: Outcome = entry.outcome or "catastrophe"
-    envs = material.envs(entry)
-    names = list(dict.fromkeys(name for env in envs for name in material.protocols(env, entry)))
+    envs = dataset.envs(entry)
+    names = list(dict.fromkeys(name for env in envs for name in dataset.protocols(env, entry)))
     if len(names) < (1 if entry.asked else 2):
         return Missing(entry.kind, "Protocols", "runs were evaluated by one protocol only")
     scale = 100.0 if is_rate(outcome) else 1.0
     panels = []
     for name in names:
-        shown = [env for env in envs if name in material.protocols(env, entry)]
+        shown = [env for env in envs if name in dataset.protocols(env, entry)]
         marks: list[Mark] = []
         for place, env in enumerate(shown):
-            arms = [arm for arm in material.arms(env, entry) if values_of(arm, outcome, name)]
+            arms = [arm for arm in dataset.arms(env, entry) if values_of(arm, outcome, name)]
             width = 0.8 / max(len(arms), 1)
             for i, arm in enumerate(arms):
                 values = np.array(list(values_of(arm, outcome, name).values())) * scale
@@ -151,17 +151,17 @@ def protocols(material: Material, entry: Entry) -> Chart | Missing:
     if not panels:
         return Missing(entry.kind, "Protocols", "no run has been evaluated; vlmsafe evaluate RUN makes one")
     caption = "Means over runs ± one population deviation. Protocols differ in scenarios, traffic and episodes."
-    return make_chart(material, entry, f"{word_of(outcome).capitalize()} by protocol", panels, caption)
+    return make_chart(dataset, entry, f"{word_of(outcome).capitalize()} by protocol", panels, caption)
 
 
-def evaluation_summary(material: Material, entry: Entry) -> Chart | Missing:
+def evaluation_summary(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """Four panels over environments: catastrophe rates, cost by run, return against cost, relative change."""
-    envs = [env for env in material.envs(entry) if material.source(env, entry) != "training"]
+    envs = [env for env in dataset.envs(entry) if dataset.source(env, entry) != "training"]
     rate_marks: list[Mark] = []
     cost_marks: list[Mark] = []
     pair_marks: list[Mark] = []
     for place, env in enumerate(envs):
-        source, arms = material.source(env, entry), material.arms(env, entry)
+        source, arms = dataset.source(env, entry), dataset.arms(env, entry)
         width = 0.8 / max(len(arms), 1)
         for i, arm in enumerate(arms):
             at = place - 0.4 + width * (i + 0.5)
@@ -185,20 +185,20 @@ def evaluation_summary(material: Material, entry: Entry) -> Chart | Missing:
         Panel("Cost by run", Axis("mean episode cost", low=0.0), Axis("", names), cost_marks),
         Panel("Return against cost", Axis("mean environment return"), Axis("mean episode cost", low=0.0), pair_marks),
     ]
-    change = _relative_change(material, entry, envs)
+    change = _relative_change(dataset, entry, envs)
     if change:
         axis = Axis("relative reduction of catastrophes, %")
         panels.append(Panel("Relative change", axis, Axis("", names), [Rule(0.0, along="y"), *change]))
     caption = "Runs are dots. Relative change: positive where the first arm of a comparison has fewer catastrophes."
-    return make_chart(material, entry, "Evaluation at a glance", panels, caption)
+    return make_chart(dataset, entry, "Evaluation at a glance", panels, caption)
 
 
-def _relative_change(material: Material, entry: Entry, envs: Sequence[str]) -> list[Mark]:
-    pairs = {(one.env, one.claim.first): one for one in reversed(material.comparisons(entry)) if one.env in envs}
-    names = [name for name in material.arm_names if any(first == name for _, first in pairs)]
+def _relative_change(dataset: Dataset, entry: Entry, envs: Sequence[str]) -> list[Mark]:
+    pairs = {(one.env, one.claim.first): one for one in reversed(dataset.comparisons(entry)) if one.env in envs}
+    names = [name for name in dataset.arm_names if any(first == name for _, first in pairs)]
     width, marks = 0.8 / max(len(names), 1), list[Mark]()
     for (env, first), one in pairs.items():
-        source = material.source(env, entry)
+        source = dataset.source(env, entry)
         a, b = (list(values_of(arm, "catastrophe", source).values()) for arm in (one.first, one.second))
         if a and b and np.mean(b) > 0:
             change = 100 * float((np.mean(b) - np.mean(a)) / np.mean(b))
@@ -207,12 +207,12 @@ def _relative_change(material: Material, entry: Entry, envs: Sequence[str]) -> l
     return marks
 
 
-def cost_progress(material: Material, entry: Entry) -> Chart | Missing:
+def cost_progress(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """Cost against how far the agent got: an arm that stands still is not safer."""
     panels = []
-    envs = material.envs(entry)
+    envs = dataset.envs(entry)
     for env in envs:
-        source, arms = material.source(env, entry), material.arms(env, entry)
+        source, arms = dataset.source(env, entry), dataset.arms(env, entry)
         if source == "training":
             continue
         runs = [run for arm in arms for run in arm.runs if source in run.evaluations]
@@ -230,7 +230,7 @@ def cost_progress(material: Material, entry: Entry) -> Chart | Missing:
         "little driving."
     )
     keys = (("faint-dot", "episode"), ("dot", "mean of a run"))
-    return make_chart(material, entry, "Cost against progress", panels, caption, keys)
+    return make_chart(dataset, entry, "Cost against progress", panels, caption, keys)
 
 
 def _scatter(arms: Sequence[ArmRecord], source: str, column: str) -> Iterator[Mark]:
@@ -258,12 +258,12 @@ def _scatter(arms: Sequence[ArmRecord], source: str, column: str) -> Iterator[Ma
     yield from large
 
 
-def sweep(material: Material, entry: Entry) -> Chart | Missing:
+def sweep(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """An outcome over a numeric setting."""
     outcome: Outcome = entry.outcome or "cost"
     panels = []
-    for env in material.envs(entry):
-        arms, source = material.arms(env, entry), material.source(env, entry)
+    for env in dataset.envs(entry):
+        arms, source = dataset.arms(env, entry), dataset.source(env, entry)
         candidates = entry.over or tuple(varied(arms))
         numeric = [name for name in candidates if sum(_number(arm, name) is not None for arm in arms) > 1]
         for setting in numeric[:2]:
@@ -287,7 +287,7 @@ def sweep(material: Material, entry: Entry) -> Chart | Missing:
     if not panels:
         return Missing(entry.kind, "Sweep", "no numeric setting is varied between arms that have results")
     caption = "Single runs, and their mean ± one population deviation."
-    return make_chart(material, entry, f"{word_of(outcome).capitalize()} over settings", panels, caption)
+    return make_chart(dataset, entry, f"{word_of(outcome).capitalize()} over settings", panels, caption)
 
 
 def _number(arm: ArmRecord, setting: str) -> float | None:

@@ -13,7 +13,7 @@ from vlmsafe.analysis.gate_roc import (
     roc_curve,
 )
 from vlmsafe.analysis.tables import floats
-from vlmsafe.report.dataset import TRACED, Material
+from vlmsafe.report.dataset import TRACED, Dataset
 from vlmsafe.report.elements import (
     Axis,
     Box,
@@ -32,10 +32,10 @@ _TRACE = "no run has a trace that a scorer looked at; vlmsafe trace RUN records 
 _CURVE_POINTS = 80
 
 
-def lead_time(material: Material, entry: Entry) -> Chart | Missing:
+def lead_time(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """Standardised AUC by horizon for each arm, and the lead-lag profile of c_vlm."""
     panels = []
-    envs = material.lead_times(entry)
+    envs = dataset.lead_times(entry)
     for env, aucs in envs.items():
         found = aucs.drop_nulls("auc").filter(form="standardised")
         for (arm,), own in found.group_by("arm", maintain_order=True):
@@ -54,7 +54,7 @@ def lead_time(material: Material, entry: Entry) -> Chart | Missing:
             where = f", {env}" if len(envs) > 1 else ""
             along = Axis("contact within the next K steps", tuple(map(str, horizons)))
             panels.append(Panel(f"{arm}{where}", along, Axis("AUC, standardised"), marks))
-        panels += _lead_lag(material.lead_lags(entry).get(env), env if len(envs) > 1 else "")
+        panels += _lead_lag(dataset.lead_lags(entry).get(env), env if len(envs) > 1 else "")
     if not panels:
         why = "no traced episode has a contact, so there is nothing to rise before" if envs else _TRACE
         return Missing(entry.kind, "Lead time", why)
@@ -64,7 +64,7 @@ def lead_time(material: Material, entry: Entry) -> Chart | Missing:
         "episodes. Last panel: Spearman's correlation of c_vlm at t with cost at t + k; flat is no warning. "
         f"From at most {TRACED} traced episodes of an arm; vlmsafe diagnose lead-time takes all."
     )
-    groups = [*material.arm_names, *_NAMES.values()]
+    groups = [*dataset.arm_names, *_NAMES.values()]
     return Chart(
         "lead-time", entry.title or "Does the signal rise before contact?", panels, groups, caption, entry.label
     )
@@ -82,10 +82,10 @@ def _lead_lag(profile: pl.DataFrame | None, env: str) -> list[Panel]:
     return [Panel(f"c_vlm at t and cost at t + k{where}", Axis("lag k, steps"), y, marks)]
 
 
-def gate(material: Material, entry: Entry) -> Chart | Missing:
+def gate(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """Margins of each run, and its kappa under the prior-symmetric and the calibrated gate."""
     panels = []
-    envs = material.gate_cells(entry)
+    envs = dataset.gate_cells(entry)
     for env, cells in envs.items():
         rows = cells.select("arm", "run").unique(maintain_order=True).rows()
         single = len({arm for arm, _ in rows}) == 1
@@ -113,21 +113,21 @@ def gate(material: Material, entry: Entry) -> Chart | Missing:
         "Scored frames of each run's trace, from lowest to highest, with quarters. Below 0.1 a gate is nearly closed, "
         "above 0.9 nearly open."
     )
-    return Chart("gate", entry.title or "Margins and the gate", panels, material.arm_names, caption, entry.label, False)
+    return Chart("gate", entry.title or "Margins and the gate", panels, dataset.arm_names, caption, entry.label, False)
 
 
 def _share(label: str) -> Axis:
     return Axis(label, low=0.0, high=1.0)
 
 
-def gate_roc(material: Material, entry: Entry) -> Chart | Missing:
+def gate_roc(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """ROC of kappa and of the negated margin against contact, and precision and recall by threshold."""
     panels, detectors = [], []
     scores = ("κ, s = 100, c = 0", "κ, calibrated on these frames", "negated margin")
     measures = ("precision", "recall", "prevalence")
-    envs = material.gate_cells(entry)
+    envs = dataset.gate_cells(entry)
     for env, cells in envs.items():
-        steps = material.traces(env, entry.source)
+        steps = dataset.traces(env, entry.source)
         assert steps is not None
         steps = steps.filter(pl.col("arm").is_in(cells["arm"].unique().implode()))
         for (arm,), own in steps.filter("scored").group_by("arm", maintain_order=True):

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from vlmsafe.report.dataset import Material
+from vlmsafe.report.charts.make import SEEDS, make_chart
+from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import (
     Axis,
     Band,
@@ -21,7 +22,6 @@ from vlmsafe.report.elements import (
     Panel,
     Rule,
 )
-from vlmsafe.report.measures import SEEDS, make_chart
 from vlmsafe.report.request import Entry
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
@@ -69,12 +69,12 @@ def _steps() -> Axis:
     return Axis("environment steps", low=0.0)
 
 
-def curves(material: Material, entry: Entry) -> Chart | Missing:
+def curves(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """Cost, environment return and shaped return over training."""
     panels = []
-    envs = material.envs(entry)
+    envs = dataset.envs(entry)
     for env in envs:
-        arms = material.arms(env, entry)
+        arms = dataset.arms(env, entry)
         where = f", {env}" if len(envs) > 1 else ""
         rules = budget_rules(arms)
         cost = list(curve_marks(arms, "episode_cost", 0.0))
@@ -94,15 +94,15 @@ def curves(material: Material, entry: Entry) -> Chart | Missing:
         "Means over the last finished episodes at each epoch. The shaped return holds the signal's bonus: it has an "
         "axis of its own, and does not compare arms."
     )
-    return make_chart(material, entry, "Training curves", panels, caption, SEEDS)
+    return make_chart(dataset, entry, "Training curves", panels, caption, SEEDS)
 
 
-def multiplier(material: Material, entry: Entry) -> Chart | Missing:
+def multiplier(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """lambda over training, and the two terms that move it, apart."""
     panels = []
-    envs = material.envs(entry)
+    envs = dataset.envs(entry)
     for env in envs:
-        arms = [arm for arm in material.arms(env, entry) if arm.first.config.multiplier.kind != "none"]
+        arms = [arm for arm in dataset.arms(env, entry) if arm.first.config.multiplier.kind != "none"]
         where = f", {env}" if len(envs) > 1 else ""
         value = list(curve_marks(arms, "multiplier", 0.0))
         if value:
@@ -121,16 +121,16 @@ def multiplier(material: Material, entry: Entry) -> Chart | Missing:
     if not panels:
         return Missing(entry.kind, "Multipliers", "no arm has a multiplier")
     caption = "What moves λ is the sum of both terms; they are drawn apart because their sizes differ. Mind the axes."
-    return make_chart(material, entry, "Multipliers", panels, caption, SEEDS)
+    return make_chart(dataset, entry, "Multipliers", panels, caption, SEEDS)
 
 
-def scores(material: Material, entry: Entry) -> Chart | Missing:
+def scores(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """Scores and kappa over training."""
     panels = []
-    envs = material.envs(entry)
+    envs = dataset.envs(entry)
     titles = {"negative_score": "Mean c_vlm", "positive_score": "Mean r_vlm", "kappa": "Mean κ of scored frames"}
     for env in envs:
-        arms = [arm for arm in material.arms(env, entry) if arm.has_signal]
+        arms = [arm for arm in dataset.arms(env, entry) if arm.has_signal]
         for column, title in titles.items():
             marks = list(curve_marks(arms, column))
             if marks:
@@ -138,4 +138,4 @@ def scores(material: Material, entry: Entry) -> Chart | Missing:
                 panels.append(Panel(f"{title}{where}", _steps(), Axis("score" if column != "kappa" else "κ"), marks))
     if not panels:
         return Missing(entry.kind, "Scores over training", "no arm has a signal")
-    return make_chart(material, entry, "Scores over training", panels, "Epoch means.", SEEDS)
+    return make_chart(dataset, entry, "Scores over training", panels, "Epoch means.", SEEDS)

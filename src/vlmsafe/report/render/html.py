@@ -26,7 +26,7 @@ from vlmsafe.report.answer import (
     headline,
     sentence,
 )
-from vlmsafe.report.dataset import Material
+from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import (
     Cell,
     Chart,
@@ -34,7 +34,7 @@ from vlmsafe.report.elements import (
     Missing,
     Table,
 )
-from vlmsafe.report.render.exports import cell_text, interval_text, published_text
+from vlmsafe.report.render.cell_text import cell_text, interval_text, published_text
 from vlmsafe.report.render.svg import svg, swatch
 from vlmsafe.report.rerun import arm_configs, rerun_lines
 
@@ -44,7 +44,7 @@ _KEYS = ("env", "arm", "first", "second", "first_arm", "second_arm", "run", "see
 
 
 @dataclass(frozen=True)
-class Part:
+class ReportItem:
     """One table or figure of a report, and the names of the files that hold it too."""
 
     content: Table | Chart | Missing
@@ -56,22 +56,22 @@ class Part:
     """Whether it stands before the figures."""
 
 
-def page(material: Material, found: Sequence[Result], parts: Sequence[Part]) -> str:
+def page(dataset: Dataset, found: Sequence[Result], items: Sequence[ReportItem]) -> str:
     """The whole report as one HTML document."""
-    info = material.info
-    tables = [part for part in parts if isinstance(part.content, Table)]
-    charts = [part for part in parts if isinstance(part.content, Chart)]
-    missing = [part.content for part in parts if isinstance(part.content, Missing)]
-    lead, more = [part for part in tables if part.lead], [part for part in tables if not part.lead]
+    info = dataset.info
+    tables = [item for item in items if isinstance(item.content, Table)]
+    charts = [item for item in items if isinstance(item.content, Chart)]
+    missing = [item.content for item in items if isinstance(item.content, Missing)]
+    lead, more = [item for item in tables if item.lead], [item for item in tables if not item.lead]
     sections = [
-        ("answer", "Answer", _answer(material, found)),
+        ("answer", "Answer", _answer(dataset, found)),
         ("results", "Results", "".join(map(_table, lead))),
         ("figures", "Figures", "".join(map(_chart, charts))),
         ("details", "Further tables", "".join(map(_table, more))),
         ("missing", "Asked for and missing", _missing(missing)),
-        ("audit", "Audit", _audit(material.audit)),
-        ("configs", "Configurations", _configs(material)),
-        ("rerun", "How to run it again", _rerun(material)),
+        ("audit", "Audit", _audit(dataset.audit)),
+        ("configs", "Configurations", _configs(dataset)),
+        ("rerun", "How to run it again", _rerun(dataset)),
     ]
     shown = [(key, title, body) for key, title, body in sections if body]
     links = "".join(f'<a href="#{key}">{title}</a>' for key, title, _ in shown)
@@ -97,31 +97,31 @@ def _asset(name: str) -> str:
 # -- the answer -----------------------------------------------------------------------------------------------------
 
 
-def _answer(material: Material, found: Sequence[Result]) -> str:
-    info, known = material.info, answering(material, found)
-    question = info.question or _question(material, known)
+def _answer(dataset: Dataset, found: Sequence[Result]) -> str:
+    info, known = dataset.info, answering(dataset, found)
+    question = info.question or _question(dataset, known)
     if known:
         lines = [_result(one) for one in known[:_SHOWN_RESULTS]]
         first = f'<p class="headline">{escape(headline(known))}</p>'
     else:
-        lines = [f"<li>{escape(line)}</li>" for line in describe_arms(material)]
+        lines = [f"<li>{escape(line)}</li>" for line in describe_arms(dataset)]
         first = f'<p class="headline">{escape("Nothing is compared: this describes the runs.")}</p>'
     more = len(known) - _SHOWN_RESULTS
     further = f"<p>{more} further comparisons are in the table below.</p>" if more > 0 else ""
-    worst = material.audit.worst
+    worst = dataset.audit.worst
     level = worst.name.lower() if worst else "clear"
-    badge = f'<p class="badge {level}"><a href="#audit">{escape(audit_line(material.audit))}</a></p>'
+    badge = f'<p class="badge {level}"><a href="#audit">{escape(audit_line(dataset.audit))}</a></p>'
     return (
         f'<p class="question">{escape(question)}</p><div class="answer">{first}'
-        f'<ul class="results">{"".join(lines)}</ul>{further}{badge}</div>{_state(material)}'
+        f'<ul class="results">{"".join(lines)}</ul>{further}{badge}</div>{_state(dataset)}'
     )
 
 
-def _question(material: Material, known: Sequence[Result]) -> str:
+def _question(dataset: Dataset, known: Sequence[Result]) -> str:
     if known:
         claim = known[0].comparison.claim
         return f"Does {claim.first} differ from {claim.second} in {known[0].word}?"
-    return "What did these runs come to?" if len(material.runs) > 1 else "What did this run come to?"
+    return "What did these runs come to?" if len(dataset.runs) > 1 else "What did this run come to?"
 
 
 def _result(one: Result) -> str:
@@ -140,17 +140,17 @@ def _result(one: Result) -> str:
     return f'<li class="{word}">{escape(sentence(one))}{note}</li>'
 
 
-def _state(material: Material) -> str:
-    runs = material.runs
+def _state(dataset: Dataset) -> str:
+    runs = dataset.runs
     finished = sum(run.epochs_recorded >= run.config.epochs for run in runs)
-    planned = material.info.planned
+    planned = dataset.info.planned
     text = f"{counted(len(runs), 'run')}" + (
         f" of {planned} planned" if planned is not None and planned != len(runs) else ""
     )
-    text += f", {finished} trained to the end; {counted(len(material.environments), 'environment')}, "
-    text += f"{counted(len(material.arm_names), 'arm')}."
-    labels = f" Stands for {', '.join(material.info.paper)} of the paper." if material.info.paper else ""
-    problems = "".join(f"<li>{escape(problem)}</li>" for problem in material.problems)
+    text += f", {finished} trained to the end; {counted(len(dataset.environments), 'environment')}, "
+    text += f"{counted(len(dataset.arm_names), 'arm')}."
+    labels = f" Stands for {', '.join(dataset.info.paper)} of the paper." if dataset.info.paper else ""
+    problems = "".join(f"<li>{escape(problem)}</li>" for problem in dataset.problems)
     return f'<p class="state">{escape(text + labels)}</p>' + (
         f'<ul class="problems">{problems}</ul>' if problems else ""
     )
@@ -159,8 +159,8 @@ def _state(material: Material) -> str:
 # -- tables ---------------------------------------------------------------------------------------------------------
 
 
-def _table(part: Part) -> str:
-    table = part.content
+def _table(item: ReportItem) -> str:
+    table = item.content
     assert isinstance(table, Table)
     heads = "".join(_head(column) for column in table.columns)
     rows = "".join(
@@ -174,11 +174,11 @@ def _table(part: Part) -> str:
         f'<div class="scroll" tabindex="0"><table class="sortable"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
     )
-    inner = f'<p class="caption">{escape(table.caption)}</p>{grid}{notes}{_files(part)}'
+    inner = f'<p class="caption">{escape(table.caption)}</p>{grid}{notes}{_files(item)}'
     title = f"{escape(table.title)}{_label(table.label)}"
     if table.fold:
-        return f'<details class="part" id="{part.name}"><summary><h3>{title}</h3></summary>{inner}</details>'
-    return f'<div class="part" id="{part.name}"><h3>{title}</h3>{inner}</div>'
+        return f'<details class="part" id="{item.name}"><summary><h3>{title}</h3></summary>{inner}</details>'
+    return f'<div class="part" id="{item.name}"><h3>{title}</h3>{inner}</div>'
 
 
 def _label(label: str) -> str:
@@ -213,12 +213,12 @@ def _cell(cell: Cell, column: Column) -> str:
     return f'<td class="{kind}{state}" data-sort="{escape(str(key), quote=True)}"{hint}>{"".join(lines) or "-"}</td>'
 
 
-def _files(part: Part) -> str:
-    if not part.files:
+def _files(item: ReportItem) -> str:
+    if not item.files:
         return ""
     links = " ".join(
         f'<a href="{escape(quote(name), quote=True)}">{escape(name.rsplit(".", 1)[-1].upper())}</a>'
-        for name in part.files
+        for name in item.files
     )
     return f'<p class="files">{links}</p>'
 
@@ -226,12 +226,12 @@ def _files(part: Part) -> str:
 # -- figures --------------------------------------------------------------------------------------------------------
 
 
-def _chart(part: Part) -> str:
-    chart = part.content
+def _chart(item: ReportItem) -> str:
+    chart = item.content
     assert isinstance(chart, Chart)
     panels = "".join(
         f'<figure class="panel"><figcaption>{escape(panel.title)}</figcaption>'
-        f"{svg(panel, chart, f'{part.name}-{place}')}</figure>"
+        f"{svg(panel, chart, f'{item.name}-{place}')}</figure>"
         for place, panel in enumerate(chart.panels)
     )
     index = chart.places
@@ -244,9 +244,9 @@ def _chart(part: Part) -> str:
     four = " four" if len(chart.panels) == 4 else ""
     legend = f'<div class="legend">{names}{keys}</div>' if chart.legend else ""
     return (
-        f'<div class="part chart" id="{part.name}"><h3>{escape(chart.title)}{_label(chart.label)}</h3>'
+        f'<div class="part chart" id="{item.name}"><h3>{escape(chart.title)}{_label(chart.label)}</h3>'
         f'<p class="caption">{escape(chart.caption)}</p>{legend}'
-        f'<div class="panels{four}">{panels}</div>{_files(part)}</div>'
+        f'<div class="panels{four}">{panels}</div>{_files(item)}</div>'
     )
 
 
@@ -299,24 +299,24 @@ def _finding_group(key: str, own: Sequence[Finding]) -> str:
 # -- configurations -------------------------------------------------------------------------------------------------
 
 
-def _configs(material: Material) -> str:
+def _configs(dataset: Dataset) -> str:
     blocks = []
-    for title, runs, config, prompts in arm_configs(material):
+    for title, runs, config, prompts in arm_configs(dataset):
         inner = f"<p>{escape(runs)}</p><pre>{escape(config)}</pre>"
         inner += f"<p>Prompts</p><pre>{escape(prompts)}</pre>" if prompts else ""
         blocks.append(f"<details><summary>{escape(title)}</summary>{inner}</details>")
     return "".join(blocks)
 
 
-def _rerun(material: Material) -> str:
+def _rerun(dataset: Dataset) -> str:
     def listing(lines: Iterable[str]) -> str:
         return f"<pre>{escape(chr(10).join(lines))}</pre>"
 
-    info = material.info
+    info = dataset.info
     text = listing([info.command]) if info.command else ""
     if info.definition:
         text += f"<details><summary>The study file</summary><pre>{escape(info.definition)}</pre></details>"
-    commands, surroundings = rerun_lines(material)
+    commands, surroundings = rerun_lines(dataset)
     opened = "" if info.command else " open"
     text += f"<details{opened}><summary>Run by run, from the folder of the runs</summary>{listing(commands)}</details>"
     versions = escape(json.dumps(surroundings, indent=1))

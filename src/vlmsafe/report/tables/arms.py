@@ -7,15 +7,7 @@ import polars as pl
 from vlmsafe.comparison.claims import Outcome, Window
 from vlmsafe.comparison.outcomes import values_of
 from vlmsafe.comparison.settings import ABSENT, effective
-from vlmsafe.report.dataset import Material
-from vlmsafe.report.elements import (
-    Cell,
-    Column,
-    Missing,
-    Table,
-    minus,
-)
-from vlmsafe.report.measures import (
+from vlmsafe.report.cells import (
     INTERVALS,
     Notes,
     arm_cell,
@@ -36,26 +28,34 @@ from vlmsafe.report.measures import (
     window_name,
     word_of,
 )
+from vlmsafe.report.dataset import Dataset
+from vlmsafe.report.elements import (
+    Cell,
+    Column,
+    Missing,
+    Table,
+    minus,
+)
 from vlmsafe.report.request import Entry
 
 _EVALUATED: tuple[Outcome, ...] = ("cost", "violation", "catastrophe", "env_return")
 
 
-def summary(material: Material, entry: Entry) -> Table | Missing:
+def summary(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Arm by arm from an evaluation."""
-    envs = [env for env in material.envs(entry) if material.source(env, entry) != "training"]
-    everyone = [run for env in envs for arm in material.arms(env, entry) for run in arm.runs]
-    protocols = {env: material.source(env, entry) for env in envs}
+    envs = [env for env in dataset.envs(entry) if dataset.source(env, entry) != "training"]
+    everyone = [run for env in envs for arm in dataset.arms(env, entry) for run in arm.runs]
+    protocols = {env: dataset.source(env, entry) for env in envs}
     metrics = list(dict.fromkeys(name for run in everyone for name in metrics_of([run], protocols[run.env])))
     notes, rows = Notes(), []
     for env in envs:
-        for arm in material.arms(env, entry):
+        for arm in dataset.arms(env, entry):
             evaluated = [run for run in arm.runs if protocols[env] in run.evaluations]
             if not evaluated:
                 continue
             episodes = sum(len(run.evaluations[protocols[env]]) for run in evaluated)
-            cells = [arm_cell(material, arm, outcome, protocols[env], "final", notes) for outcome in _EVALUATED]
-            extra = [metric_cell(material, evaluated, name, protocols[env], notes) for name in metrics]
+            cells = [arm_cell(dataset, arm, outcome, protocols[env], "final", notes) for outcome in _EVALUATED]
+            extra = [metric_cell(dataset, evaluated, name, protocols[env], notes) for name in metrics]
             head = [*env_cell(envs, env), text(arm.name), count(len(evaluated)), count(episodes)]
             rows.append([*head, *cells, over_budget(arm, protocols[env], "final"), *extra])
     if not rows:
@@ -75,12 +75,12 @@ def summary(material: Material, entry: Entry) -> Table | Missing:
     return Table("summary", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
 
 
-def training(material: Material, entry: Entry) -> Table | Missing:
+def training(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Arm by arm from the training record."""
     last: Window = entry.window if entry.window != "final" else "last-10"
-    envs, notes, rows = material.envs(entry), Notes(), []
+    envs, notes, rows = dataset.envs(entry), Notes(), []
     for env in envs:
-        for arm in material.arms(env, entry):
+        for arm in dataset.arms(env, entry):
             if not any(run.epochs for run in arm.runs):
                 continue
             done = sum(run.epochs_recorded >= run.config.epochs for run in arm.runs)
@@ -90,11 +90,11 @@ def training(material: Material, entry: Entry) -> Table | Missing:
                     text(arm.name),
                     Cell(float(len(arm.runs)), f"{done}/{len(arm.runs)}"),
                     Cell(arm.first.config.budget),
-                    arm_cell(material, arm, "cost", "training", "final", notes),
-                    arm_cell(material, arm, "cost", "training", last, notes),
+                    arm_cell(dataset, arm, "cost", "training", "final", notes),
+                    arm_cell(dataset, arm, "cost", "training", last, notes),
                     over_budget(arm, "training", last),
-                    arm_cell(material, arm, "env_return", "training", last, notes),
-                    arm_cell(material, arm, "shaped_return", "training", last, notes),
+                    arm_cell(dataset, arm, "env_return", "training", last, notes),
+                    arm_cell(dataset, arm, "shaped_return", "training", last, notes),
                 ]
             )
     if not rows:
@@ -116,17 +116,17 @@ def training(material: Material, entry: Entry) -> Table | Missing:
     return Table("training", title, columns, rows, caption, entry.label, notes=notes.lines())
 
 
-def by_environment(material: Material, entry: Entry) -> Table | Missing:
+def by_environment(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Arms in rows, environments in columns."""
-    outcome, envs, notes, rows = entry.outcome or "cost", material.envs(entry), Notes(), []
-    for name in material.arm_names:
+    outcome, envs, notes, rows = entry.outcome or "cost", dataset.envs(entry), Notes(), []
+    for name in dataset.arm_names:
         if entry.arms and name not in entry.arms:
             continue
         cells = []
         for env in envs:
-            arm = material.every_arm.get((env, name))
-            source = material.source(env, entry)
-            cells.append(arm_cell(material, arm, outcome, source, entry.window, notes) if arm else Cell())
+            arm = dataset.every_arm.get((env, name))
+            source = dataset.source(env, entry)
+            cells.append(arm_cell(dataset, arm, outcome, source, entry.window, notes) if arm else Cell())
         if any(cell.value is not None for cell in cells):
             rows.append([text(name), *cells])
     if not rows:
@@ -137,12 +137,12 @@ def by_environment(material: Material, entry: Entry) -> Table | Missing:
     return Table("by-environment", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
 
 
-def per_seed(material: Material, entry: Entry) -> Table | Missing:
+def per_seed(dataset: Dataset, entry: Entry) -> Table | Missing:
     """One row per run, and each arm's mean."""
-    envs, notes, rows, strong = material.envs(entry), Notes(), [], set()
-    sources = {env: material.source(env, entry) for env in envs}
+    envs, notes, rows, strong = dataset.envs(entry), Notes(), [], set()
+    sources = {env: dataset.source(env, entry) for env in envs}
     trained = all(source == "training" for source in sources.values())
-    everyone = [run for env in envs for arm in material.arms(env, entry) for run in arm.runs]
+    everyone = [run for env in envs for arm in dataset.arms(env, entry) for run in arm.runs]
     metrics = (
         [] if trained else list(dict.fromkeys(name for run in everyone for name in metrics_of([run], sources[run.env])))
     )
@@ -151,17 +151,17 @@ def per_seed(material: Material, entry: Entry) -> Table | Missing:
     shown = [(outcome, window) for outcome in outcomes for window in windows]
     for env in envs:
         source = sources[env]
-        for arm in material.arms(env, entry):
+        for arm in dataset.arms(env, entry):
             own = [run for run in arm.runs if source == "training" or source in run.evaluations]
             for run in sorted(own, key=lambda run: (run.seed, run.name)):
-                cells = [run_cell(material, run, outcome, source, window, notes) for outcome, window in shown]
-                extra = [metric_cell(material, [run], name, source, notes) for name in metrics]
+                cells = [run_cell(dataset, run, outcome, source, window, notes) for outcome, window in shown]
+                extra = [metric_cell(dataset, [run], name, source, notes) for name in metrics]
                 name = str(run.seed) if run.name == f"seed-{run.seed}" else run.name
                 rows.append([*env_cell(envs, env), text(arm.name), Cell(float(run.seed), name), *cells, *extra])
             if len(own) > 1:
                 strong.add(len(rows))
-                cells = [arm_cell(material, arm, outcome, source, window, notes) for outcome, window in shown]
-                extra = [metric_cell(material, own, name, source, notes) for name in metrics]
+                cells = [arm_cell(dataset, arm, outcome, source, window, notes) for outcome, window in shown]
+                extra = [metric_cell(dataset, own, name, source, notes) for name in metrics]
                 rows.append([*env_cell(envs, env), text(arm.name), Cell(float("inf"), "mean"), *cells, *extra])
     if not rows:
         return Missing(entry.kind, "Run by run", "no run has results yet")
@@ -183,17 +183,17 @@ def per_seed(material: Material, entry: Entry) -> Table | Missing:
     )
 
 
-def sweep(material: Material, entry: Entry) -> Table | Missing:
+def sweep(dataset: Dataset, entry: Entry) -> Table | Missing:
     """An outcome over the settings that are varied."""
-    outcome, envs = entry.outcome or "cost", material.envs(entry)
-    arms = [arm for env in envs for arm in material.arms(env, entry)]
+    outcome, envs = entry.outcome or "cost", dataset.envs(entry)
+    arms = [arm for env in envs for arm in dataset.arms(env, entry)]
     over = list(entry.over) or varied(arms)
     if not over:
         return Missing(entry.kind, "Sweep", "the arms do not differ in any setting")
     rows = []
     for arm in sorted(arms, key=lambda arm: [_order(arm.first.settings.get(name)) for name in over]):
-        source = material.source(arm.env, entry)
-        cell = arm_cell(material, arm, outcome, source, entry.window)
+        source = dataset.source(arm.env, entry)
+        cell = arm_cell(dataset, arm, outcome, source, entry.window)
         if cell.value is None:
             continue
         settings = effective(arm.first.settings)
@@ -228,16 +228,16 @@ def _setting_cell(value: object) -> Cell:
     return text(settings_word(value))
 
 
-def protocols(material: Material, entry: Entry) -> Table | Missing:
+def protocols(dataset: Dataset, entry: Entry) -> Table | Missing:
     """One outcome of each arm by evaluation protocol."""
     outcome: Outcome = entry.outcome or "catastrophe"
-    envs, notes, rows = material.envs(entry), Notes(), []
-    names = list(dict.fromkeys(name for env in envs for name in material.protocols(env, entry)))
+    envs, notes, rows = dataset.envs(entry), Notes(), []
+    names = list(dict.fromkeys(name for env in envs for name in dataset.protocols(env, entry)))
     if len(names) < (1 if entry.asked else 2):
         return Missing(entry.kind, "Protocols", "runs were evaluated by one protocol only")
     for env in envs:
-        for arm in material.arms(env, entry):
-            cells = [arm_cell(material, arm, outcome, name, "final", notes) for name in names]
+        for arm in dataset.arms(env, entry):
+            cells = [arm_cell(dataset, arm, outcome, name, "final", notes) for name in names]
             if any(cell.value is not None for cell in cells):
                 rows.append([*env_cell(envs, env), text(arm.name), *cells])
     if not rows:
@@ -250,12 +250,10 @@ def protocols(material: Material, entry: Entry) -> Table | Missing:
     return Table("protocols", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
 
 
-def published(material: Material, entry: Entry) -> Table | Missing:
+def published(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Every result that the paper has too."""
-    envs = material.envs(entry)
-    known = material.beside.filter(
-        pl.col("published").is_not_null(), pl.col("run").is_null(), pl.col("env").is_in(envs)
-    )
+    envs = dataset.envs(entry)
+    known = dataset.beside.filter(pl.col("published").is_not_null(), pl.col("run").is_null(), pl.col("env").is_in(envs))
     rows = []
     for row in known.iter_rows(named=True):
         if entry.arms and row["arm"] not in entry.arms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from vlmsafe.report.dataset import Material
+from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Missing, Table
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables import (
@@ -22,9 +22,9 @@ from vlmsafe.report.tables import (
 )
 
 
-def build_table(material: Material, entry: Entry) -> Table | Missing:
+def build_table(dataset: Dataset, entry: Entry) -> Table | Missing:
     """The table of an entry, or why there is none."""
-    return _without_constant_env(BUILDERS[entry.kind](material, entry))
+    return _without_constant_env(BUILDERS[entry.kind](dataset, entry))
 
 
 def _without_constant_env(table: Table | Missing) -> Table | Missing:
@@ -36,7 +36,7 @@ def _without_constant_env(table: Table | Missing) -> Table | Missing:
     return replace(table, title=title, columns=table.columns[1:], rows=[row[1:] for row in table.rows])
 
 
-BUILDERS: dict[str, Callable[[Material, Entry], Table | Missing]] = {
+BUILDERS: dict[str, Callable[[Dataset, Entry], Table | Missing]] = {
     "comparisons": tables_compare.comparisons,
     "rates": tables_compare.rates,
     "pairs": tables_compare.pairs,

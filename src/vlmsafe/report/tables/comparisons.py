@@ -11,15 +11,7 @@ from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.outcomes import source_of, values_of
 from vlmsafe.report.answer import Result, results
-from vlmsafe.report.dataset import Material
-from vlmsafe.report.elements import (
-    Cell,
-    Column,
-    Missing,
-    Table,
-    minus,
-)
-from vlmsafe.report.measures import (
+from vlmsafe.report.cells import (
     INTERVALS,
     Notes,
     arm_cell,
@@ -34,12 +26,20 @@ from vlmsafe.report.measures import (
     window_name,
     word_of,
 )
+from vlmsafe.report.dataset import Dataset
+from vlmsafe.report.elements import (
+    Cell,
+    Column,
+    Missing,
+    Table,
+    minus,
+)
 from vlmsafe.report.request import Entry
 
 
-def comparisons(material: Material, entry: Entry) -> Table | Missing:
+def comparisons(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Each claim with its difference, interval and test."""
-    found = [one for one in results(material, material.comparisons(entry)) if one.first and one.second]
+    found = [one for one in results(dataset, dataset.comparisons(entry)) if one.first and one.second]
     if not found:
         return Missing(entry.kind, "Comparisons", "no two arms have results to compare")
     envs = list(dict.fromkeys(one.comparison.env for one in found))
@@ -97,9 +97,9 @@ def _comparison_cells(one: Result) -> list[Cell]:
     ]
 
 
-def rates(material: Material, entry: Entry) -> Table | Missing:
+def rates(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Catastrophe and violation rates of each compared pair: the paper's table across environments."""
-    pairs = {(one.env, one.claim.first, one.claim.second): one for one in reversed(material.comparisons(entry))}
+    pairs = {(one.env, one.claim.first, one.claim.second): one for one in reversed(dataset.comparisons(entry))}
     chosen = [(key, one) for key, one in reversed(pairs.items())]
     arms = [(one.first, one.second) for _, one in chosen]
     names = list(dict.fromkeys((first.name, second.name) for first, second in arms))
@@ -121,12 +121,12 @@ def rates(material: Material, entry: Entry) -> Table | Missing:
     ]
     notes, rows = Notes(), []
     for (env, _, _), one in chosen:
-        source = material.source(env, entry) if not one.claim.stated or entry.source else source_of(one)
+        source = dataset.source(env, entry) if not one.claim.stated or entry.source else source_of(one)
         values = [list(values_of(arm, "catastrophe", source).values()) for arm in (one.first, one.second)]
         if not all(values):
             continue
         cells = [
-            arm_cell(material, arm, outcome, source, "final", notes)
+            arm_cell(dataset, arm, outcome, source, "final", notes)
             for outcome in ("catastrophe", "violation")
             for arm in (one.second, one.first)
         ]
@@ -150,11 +150,11 @@ def rates(material: Material, entry: Entry) -> Table | Missing:
     return Table("rates", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
 
 
-def pairs(material: Material, entry: Entry) -> Table | Missing:
+def pairs(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Compared arms seed by seed: by the claims, or by the source and the outcome that the entry names."""
     rows: list[list[Cell]] = []
     strong: set[int] = set()
-    for names, first, second in _paired(material, entry):
+    for names, first, second in _paired(dataset, entry):
         shared = sorted((key for key in first if key in second), key=by_seed)
         if not shared:
             continue
@@ -185,18 +185,18 @@ def pairs(material: Material, entry: Entry) -> Table | Missing:
 _Values = dict[int | str, float]
 
 
-def _paired(material: Material, entry: Entry) -> Iterator[tuple[tuple[str, ...], _Values, _Values]]:
+def _paired(dataset: Dataset, entry: Entry) -> Iterator[tuple[tuple[str, ...], _Values, _Values]]:
     """The names of a row, and both arms' numbers by seed; rates in %."""
     if not entry.source and not entry.outcome:
-        for one in results(material, material.comparisons(entry)):
+        for one in results(dataset, dataset.comparisons(entry)):
             claim, scale = one.comparison.claim, one.scale
             source = one.source if one.source != "training" else f"training, {window_name(claim.window)}"
             sides = [{key: scale * value for key, value in side.items()} for side in (one.first, one.second)]
             yield (one.comparison.env, claim.first, claim.second, one.word, source), sides[0], sides[1]
         return
-    seen = {(one.env, one.claim.first, one.claim.second): one for one in material.comparisons(entry)}
+    seen = {(one.env, one.claim.first, one.claim.second): one for one in dataset.comparisons(entry)}
     for (env, first, second), pair in seen.items():
-        source = material.source(env, entry)
+        source = dataset.source(env, entry)
         usual: tuple[Outcome, ...] = ("shaped_return", "cost") if source == "training" else ("cost", "catastrophe")
         for outcome in (entry.outcome,) if entry.outcome else usual:
             scale = 100.0 if is_rate(outcome) else 1.0

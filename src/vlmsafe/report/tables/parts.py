@@ -13,7 +13,14 @@ from vlmsafe.analysis.tables import stacked
 from vlmsafe.audit.checks.conclusion import passive_threshold
 from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.errors import VlmsafeError
-from vlmsafe.report.dataset import Material
+from vlmsafe.report.cells import (
+    MARK,
+    by_seed,
+    count,
+    settings_word,
+    text,
+)
+from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import (
     Cell,
     Column,
@@ -21,25 +28,18 @@ from vlmsafe.report.elements import (
     Table,
     minus,
 )
-from vlmsafe.report.measures import (
-    MARK,
-    by_seed,
-    count,
-    settings_word,
-    text,
-)
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables import paper
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
 
-def returns(material: Material, entry: Entry) -> Table | Missing:
+def returns(dataset: Dataset, entry: Entry) -> Table | Missing:
     """The logged return taken apart."""
     rows: list[list[Cell]] = []
     names = ("logged_return_final", "bonus_final", "environment_return_final", "environment_return_last_5",
              "environment_return_last_10")  # fmt: skip
-    for env in material.envs(entry):
-        for arm in material.arms(env, entry):
+    for env in dataset.envs(entry):
+        for arm in dataset.arms(env, entry):
             known = {
                 run.name: run.epochs for run in arm.runs if any(row["env_return"] is not None for row in run.epochs)
             }
@@ -62,11 +62,11 @@ def returns(material: Material, entry: Entry) -> Table | Missing:
     return Table("returns", entry.title or "The logged return taken apart", columns, rows, caption, entry.label)
 
 
-def passive(material: Material, entry: Entry) -> Table | Missing:
+def passive(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Passive episodes of each arm, and what cost correlates with over all episodes of the environment."""
     rows: list[list[Cell]] = []
-    for env in material.envs(entry):
-        source, arms = material.source(env, entry), material.arms(env, entry)
+    for env in dataset.envs(entry):
+        source, arms = dataset.source(env, entry), dataset.arms(env, entry)
         tables = {
             arm.name: {run.name: run.evaluations[source] for run in arm.runs if source in run.evaluations}
             for arm in arms
@@ -129,11 +129,11 @@ def _reference(arm: ArmRecord, arms: Sequence[ArmRecord], plain: Sequence[ArmRec
     return max(long or plain, key=lambda other: passes.count(other.first.config.learner.update_iters), default=None)
 
 
-def compute(material: Material, entry: Entry) -> Table | Missing:
+def compute(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Time per run, and how it compares with the arm that has no signal."""
     rows: list[list[Cell]] = []
-    for env in material.envs(entry):
-        arms = material.arms(env, entry)
+    for env in dataset.envs(entry):
+        arms = dataset.arms(env, entry)
         spent = {arm.name: [found for run in arm.runs if (found := _seconds(run))] for arm in arms}
         plain = [arm for arm in arms if not arm.has_signal and spent[arm.name]]
         for arm in arms:
@@ -197,11 +197,11 @@ def _seconds(run: RunRecord) -> tuple[float, float, int] | None:
     return (total, collect, len(rows) * run.config.steps_per_epoch) if total > 0 else None
 
 
-def divergence(material: Material, entry: Entry) -> Table | Missing:
+def divergence(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Runs of equal seeds in compared arms: the first epoch in which their records differ."""
     rows: list[list[Cell]] = []
     watched = ("env_return", "episode_cost", "multiplier", "kl")
-    pairs = {(one.env, one.claim.first, one.claim.second): one for one in material.comparisons(entry)}
+    pairs = {(one.env, one.claim.first, one.claim.second): one for one in dataset.comparisons(entry)}
     for one in pairs.values():
         first, second = one.first.matched_by, one.second.matched_by
         for key in sorted(set(first) & set(second), key=by_seed):
@@ -245,12 +245,12 @@ def divergence(material: Material, entry: Entry) -> Table | Missing:
 _KINDS = {"none": "none", "adam": "Adam", "gradient": "gradient", "pid": "PID"}
 
 
-def methods(material: Material, entry: Entry) -> Table | Missing:
+def methods(dataset: Dataset, entry: Entry) -> Table | Missing:
     """What each arm is made of, in words."""
     rows: list[list[Cell]] = []
     seen: dict[str, ArmRecord] = {}
-    for env in material.envs(entry):
-        for arm in material.arms(env, entry):
+    for env in dataset.envs(entry):
+        for arm in dataset.arms(env, entry):
             seen.setdefault(arm.name, arm)
     for name, arm in seen.items():
         config = arm.first.config
@@ -290,9 +290,9 @@ def methods(material: Material, entry: Entry) -> Table | Missing:
     return Table("methods", entry.title or "What the arms are made of", columns, rows, caption, entry.label)
 
 
-def settings(material: Material, entry: Entry) -> Table | Missing:
+def settings(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Every setting in which arms differ, of those that have an effect."""
-    arms = [arm for env in material.envs(entry) for arm in material.arms(env, entry)]
+    arms = [arm for env in dataset.envs(entry) for arm in dataset.arms(env, entry)]
     found = [effective(arm.first.settings) for arm in arms]
     names = sorted({name for one in found for name in one})
     rows: list[list[Cell]] = []

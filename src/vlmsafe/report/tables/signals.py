@@ -12,14 +12,14 @@ from vlmsafe.analysis.anticipation import CONTROL, verdict
 from vlmsafe.analysis.gate_roc import gate_medians
 from vlmsafe.analysis.multiplier_replay import replay, summarise
 from vlmsafe.errors import InputError
-from vlmsafe.report.dataset import TRACED, Material
+from vlmsafe.report.cells import MARK, count, text
+from vlmsafe.report.dataset import TRACED, Dataset
 from vlmsafe.report.elements import (
     Cell,
     Column,
     Missing,
     Table,
 )
-from vlmsafe.report.measures import MARK, count, text
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables import paper
 from vlmsafe.runs.records import RunRecord
@@ -30,11 +30,11 @@ SIGNALS = {"kappa": "κ", "negative": "c_vlm", "positive": "r_vlm", "margin": "m
 _TRACE = "no run has a trace that a scorer looked at; vlmsafe trace RUN records one"
 
 
-def scores(material: Material, entry: Entry) -> Table | Missing:
+def scores(dataset: Dataset, entry: Entry) -> Table | Missing:
     """A score at four moments of training, run by run."""
     rows: list[list[Cell]] = []
-    for env in material.envs(entry):
-        for arm in material.arms(env, entry):
+    for env in dataset.envs(entry):
+        for arm in dataset.arms(env, entry):
             for run in arm.runs:
                 known = [row[entry.metric] for row in run.epochs if row.get(entry.metric) is not None]
                 if known:
@@ -80,11 +80,11 @@ def _at(run: RunRecord, metric: str, part: float) -> float | None:
     return row.get(metric) if abs(row["steps"] - target) <= run.config.steps_per_epoch else None
 
 
-def multiplier(material: Material, entry: Entry) -> Table | Missing:
+def multiplier(dataset: Dataset, entry: Entry) -> Table | Missing:
     """What the signal term did to the multiplier."""
     rows: list[list[Cell]] = []
-    for env in material.envs(entry):
-        for arm in material.arms(env, entry):
+    for env in dataset.envs(entry):
+        for arm in dataset.arms(env, entry):
             replays = []
             for run in arm.runs:
                 try:
@@ -124,15 +124,15 @@ def multiplier(material: Material, entry: Entry) -> Table | Missing:
     )
 
 
-def gate(material: Material, entry: Entry) -> Table | Missing:
+def gate(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Medians of margin and kappa, run by run."""
     rows: list[list[Cell]] = []
-    for env, cells in material.gate_cells(entry).items():
+    for env, cells in dataset.gate_cells(entry).items():
         prior = {(row["arm"], row["run"]): row for row in cells.filter(gate="s = 100").iter_rows(named=True)}
         for row in gate_medians(cells).iter_rows(named=True):
             own = prior[row["arm"], row["run"]]
             figures = ("margin_median", "kappa_median_prior", "kappa_median_calibrated")
-            seeds = {run.name: run.seed for run in material.every_arm[env, row["arm"]].runs}
+            seeds = {run.name: run.seed for run in dataset.every_arm[env, row["arm"]].runs}
             beside = paper.gate_medians(env, seeds[row["run"]])
             medians = [_beside(row[name], beside.get(name)) for name in figures]
             shares = [Cell(100 * own["closed"]), Cell(100 * own["open"])]
@@ -157,10 +157,10 @@ def gate(material: Material, entry: Entry) -> Table | Missing:
     return Table("gate", entry.title or "How open is the gate?", columns, rows, caption, entry.label, notes=notes)
 
 
-def gate_roc(material: Material, entry: Entry) -> Table | Missing:
+def gate_roc(dataset: Dataset, entry: Entry) -> Table | Missing:
     """AUC of kappa against contact in the same step."""
     rows: list[list[Cell]] = []
-    for env, found in material.gate_rocs(entry).items():
+    for env, found in dataset.gate_rocs(entry).items():
         for row in found.drop_nulls("auc").iter_rows(named=True):
             below = row["contact_below_centre"]
             rows.append(
@@ -176,7 +176,7 @@ def gate_roc(material: Material, entry: Entry) -> Table | Missing:
                 ]
             )
     if not rows:
-        why = "no traced frame is in contact" if material.gate_rocs(entry) else _TRACE
+        why = "no traced frame is in contact" if dataset.gate_rocs(entry) else _TRACE
         return Missing(entry.kind, "Gate and contact", why)
     columns = [
         Column("env", "environment"),
@@ -201,10 +201,10 @@ def _judged(row: dict[str, Any]) -> str:
     return row["score"].replace("kappa", "κ") + fitted[row["calibrated_on"]] + half
 
 
-def lead_time(material: Material, entry: Entry) -> Table | Missing:
+def lead_time(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Ranges of AUCs before contact, per arm, and whether the criterion is met."""
     rows: list[list[Cell]] = []
-    for env, found in material.lead_times(entry).items():
+    for env, found in dataset.lead_times(entry).items():
         for (arm,), own in found.group_by("arm", maintain_order=True):
             for row in lead.auc_ranges(own).iter_rows(named=True):
                 if row["raw_low"] is None:
@@ -219,7 +219,7 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
                     [text(env), text(arm), text(SIGNALS.get(row["signal"], row["signal"])), *ranges, text(word)]
                 )
     if not rows:
-        traced = bool(material.lead_times(entry))
+        traced = bool(dataset.lead_times(entry))
         why = "no traced episode has a contact, so there is nothing to rise before" if traced else _TRACE
         return Missing(entry.kind, "Lead time", why)
     columns = [
@@ -236,6 +236,6 @@ def lead_time(material: Material, entry: Entry) -> Table | Missing:
         "contact in enough episodes that 95 % of the resamples have some. "
         f"From at most {TRACED} traced episodes of an arm; vlmsafe diagnose lead-time takes all."
     )
-    notes = [line for env in material.lead_times(entry) if (line := paper.lead_time_line(env))]
+    notes = [line for env in dataset.lead_times(entry) if (line := paper.lead_time_line(env))]
     title = entry.title or "Does the signal rise before contact?"
     return Table("lead-time", title, columns, rows, caption, entry.label, notes=notes)

@@ -12,23 +12,14 @@ from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
 from vlmsafe.comparison.claims import Outcome, Window
 from vlmsafe.comparison.outcomes import WORDS, run_outcome, values_of
 from vlmsafe.comparison.settings import ABSENT, effective
-from vlmsafe.report.dataset import Material
-from vlmsafe.report.elements import (
-    Band,
-    Cell,
-    Chart,
-    Column,
-    Panel,
-)
-from vlmsafe.report.request import Entry
+from vlmsafe.report.dataset import Dataset
+from vlmsafe.report.elements import Cell, Column
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
 INTERVALS = (
     f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."
 )
 MARK = "†"
-SEEDS = (("line", "mean over runs"), ("band", "± 1 deviation"), ("faint", "single runs"))
-"""What the lines of a curve mean, for its legend."""
 QUANTITIES: dict[Outcome, str] = {
     "cost": "cost",
     "violation": "violation_pct",
@@ -108,29 +99,29 @@ class Notes:
 
 
 def arm_cell(
-    material: Material, arm: ArmRecord, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
+    dataset: Dataset, arm: ArmRecord, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
 ) -> Cell:
     """An arm's outcome over its runs; empty where no run has it."""
     values = list(values_of(arm, outcome, source, window).values())
-    row = material.published(arm.env, arm.name, None, source, window, QUANTITIES[outcome]) if notes else None
+    row = dataset.published(arm.env, arm.name, None, source, window, QUANTITIES[outcome]) if notes else None
     return _cell(values, outcome, _budget(arm), row, notes)
 
 
 def run_cell(
-    material: Material, run: RunRecord, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
+    dataset: Dataset, run: RunRecord, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
 ) -> Cell:
     """One run's outcome."""
     value = run_outcome(run, outcome, source, window)
-    row = material.published(run.env, run.arm, run.name, source, window, QUANTITIES[outcome]) if notes else None
+    row = dataset.published(run.env, run.arm, run.name, source, window, QUANTITIES[outcome]) if notes else None
     return _cell([] if value is None else [value], outcome, run.config.budget, row, notes)
 
 
-def metric_cell(material: Material, runs: Sequence[RunRecord], metric: str, source: str, notes: Notes | None) -> Cell:
+def metric_cell(dataset: Dataset, runs: Sequence[RunRecord], metric: str, source: str, notes: Notes | None) -> Cell:
     """A task metric of an arm's runs, or of one run."""
     values = [value for run in runs if (value := mean_of(run, source, metric)) is not None]
     name = runs[0].name if len(runs) == 1 else None
     quantity = _METRICS.get(metric, metric)
-    row = material.published(runs[0].env, runs[0].arm, name, source, "", quantity) if notes else None
+    row = dataset.published(runs[0].env, runs[0].arm, name, source, "", quantity) if notes else None
     return _cell(values, metric, None, row, notes)
 
 
@@ -235,20 +226,3 @@ def env_cell(envs: Sequence[str], env: str) -> list[Cell]:
 
 def on_env(envs: Sequence[str]) -> str:
     return f" on {envs[0]}" if len(envs) == 1 else ""
-
-
-def make_chart(
-    material: Material,
-    entry: Entry,
-    title: str,
-    panels: Sequence[Panel],
-    caption: str,
-    keys: Sequence[tuple[str, str]] = (),
-    legend: bool = True,
-) -> Chart:
-    marks = [mark for panel in panels for mark in panel.marks]
-    several = any(
-        isinstance(mark, Band) for mark in marks
-    )  # else there are no means, bands and single runs to tell apart
-    shown = tuple(keys) if several or keys is not SEEDS else ()
-    return Chart(entry.kind, entry.title or title, panels, material.arm_names, caption, entry.label, legend, shown)
