@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmsafe.learners.advantages import (
+    Rollout,
+    combine_costs,
     discounted_sums,
     gae,
-    price_together,
     rollout_gae,
     standardise,
 )
-from vlmsafe.learners.rollout import Rollout
 
 quick = settings(max_examples=40, deadline=None)
 unit = st.floats(0.0, 1.0)
@@ -135,7 +135,7 @@ def test_equal_advantages_give_no_direction(value):
 def test_two_priced_advantages_are_one(price, signal_price, seed):
     """(A_r - lambda A_c - mu A_s) / (1 + lambda + mu), through the one cost advantage that learners take."""
     reward, cost, signal = np.random.default_rng(seed).normal(size=(3, 7)).astype(np.float32)
-    combined = price_together(cost, price, signal, signal_price)
+    combined = combine_costs(cost, price, signal, signal_price)
     total = price + signal_price
     expected = (reward - price * cost - signal_price * signal) / (1.0 + total)
     np.testing.assert_allclose((reward - total * combined) / (1.0 + total), expected, atol=1e-5)

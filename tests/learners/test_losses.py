@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from vlmsafe.learners.cup import projection_slope
 from vlmsafe.learners.focops import focops_slope
-from vlmsafe.learners.gaussian import kl_per_action, mean_kl, reverse_kl
 from vlmsafe.learners.learner import Samples, Slope
 from vlmsafe.learners.p3o import cost_penalty
+from vlmsafe.learners.policy import kl_per_action, mean_kl, reverse_kl
 
 quick = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 2**32 - 1)

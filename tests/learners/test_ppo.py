@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from vlmsafe.config.settings import LearnerConfig
 from vlmsafe.learners.advantages import Batch
-from vlmsafe.learners.gaussian import mean_kl
 from vlmsafe.learners.networks import Shape
+from vlmsafe.learners.policy import mean_kl
 from vlmsafe.learners.ppo import (
     PPO,
     PPOLagrangian,

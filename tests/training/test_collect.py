@@ -14,9 +14,9 @@ import torch
 from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import EnvironmentFailure
+from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.learners.policy import ActionMap
-from vlmsafe.learners.rollout import Rollout
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.training.collect import (
     CollectTask,

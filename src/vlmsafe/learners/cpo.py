@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.learners.advantages import Batch
-from vlmsafe.learners.gaussian import mean_kl
 from vlmsafe.learners.learner import Learner, Losses
 from vlmsafe.learners.networks import POLICY
+from vlmsafe.learners.policy import mean_kl
 from vlmsafe.learners.trust_region import (
     Point,
     PolicySurface,

@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 
 from vlmsafe.learners.advantages import Batch
-from vlmsafe.learners.gaussian import mean_kl, reverse_kl
 from vlmsafe.learners.learner import (
     Learner,
     Losses,
@@ -15,6 +14,7 @@ from vlmsafe.learners.learner import (
     Slope,
 )
 from vlmsafe.learners.networks import POLICY
+from vlmsafe.learners.policy import mean_kl, reverse_kl
 from vlmsafe.learners.ppo import clipped_surrogate
 from vlmsafe.numerics.normaliser import Array
 

@@ -17,9 +17,8 @@ from threadpoolctl import threadpool_limits
 
 from vlmsafe.config.settings import LearnerConfig
 from vlmsafe.learners.advantages import Batch
-from vlmsafe.learners.gaussian import mean_kl
 from vlmsafe.learners.networks import POLICY, Shape, Stack
-from vlmsafe.learners.policy import LOG_SQRT_2PI, Policy
+from vlmsafe.learners.policy import LOG_SQRT_2PI, Policy, mean_kl
 from vlmsafe.numerics.adam import Adam
 from vlmsafe.numerics.normaliser import Array
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.learners.gaussian import kl_per_action
 from vlmsafe.learners.networks import POLICY, Shape, Stack
-from vlmsafe.learners.policy import LOG_SQRT_2PI
+from vlmsafe.learners.policy import LOG_SQRT_2PI, kl_per_action
 
 Vector = NDArray[np.float64]
 

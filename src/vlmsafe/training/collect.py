@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.envs.vector.frames import Sender
 from vlmsafe.errors import EnvironmentFailure
+from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.policy import ActionMap
-from vlmsafe.learners.rollout import Rollout
 from vlmsafe.numerics.normaliser import Array, Normaliser
 from vlmsafe.signals.frame_stack import Moments
 from vlmsafe.signals.scorers.api import Inputs, Look

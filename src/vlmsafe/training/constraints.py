@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlmsafe.config.settings import TrainConfig
-from vlmsafe.learners.advantages import price_together
+from vlmsafe.learners.advantages import combine_costs
 from vlmsafe.learners.multipliers import Bracket, make_multiplier, make_signal_multiplier
 from vlmsafe.numerics.normaliser import Array
 from vlmsafe.training.summaries import mean_of
@@ -53,7 +53,7 @@ class Pricing:
 
     def combine(self, cost: Array, signal: Array | None) -> Array:
         """One advantage for cost and signal together, as a learner expects it."""
-        return cost if signal is None else price_together(cost, self._value, signal, self._signal_value)
+        return cost if signal is None else combine_costs(cost, self._value, signal, self._signal_value)
 
     @property
     def _value(self) -> float:

@@ -28,10 +28,9 @@ from vlmsafe.errors import (
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.io.locks import DirectoryLock
-from vlmsafe.learners.advantages import Batch, rollout_gae, standardise
+from vlmsafe.learners.advantages import Batch, Rollout, rollout_gae, standardise
 from vlmsafe.learners.learner import Losses
 from vlmsafe.learners.registry import LEARNERS
-from vlmsafe.learners.rollout import Rollout
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.runs.run import Run
