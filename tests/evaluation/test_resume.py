@@ -105,9 +105,10 @@ def test_a_table_of_an_earlier_version_is_readable_and_replaced(run):
     whole = evaluate(run, episodes=3)
     path = run.evaluations / "held-out.parquet"
     whole[:2].drop("protocol", "deterministic", "fingerprint").write_parquet(path)
-    progress = []
-    assert evaluate(run, episodes=3, on_episode=progress.append).equals(whole)
+    progress, notes = [], []
+    assert evaluate(run, episodes=3, on_episode=progress.append, on_note=notes.append).equals(whole)
     assert progress[0] == 0
+    assert notes == [f"{path} was made with another checkpoint, setting or version; its episodes are run again"]
 
 
 def test_episodes_of_another_checkpoint_are_not_mixed_in(run):

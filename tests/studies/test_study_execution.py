@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 from pathlib import Path
 
 import polars as pl
 import pytest
+import yaml
 from in_process import InProcess, trainings
 
 from vlmsafe.comparison.claims import load_claims
@@ -343,6 +345,44 @@ def test_unequal_unfinished_and_independent_runs_are_trained(folder):
     alone, launcher = study(TRAINING.replace("name: small", "name: alone\nindependent: true")), InProcess()
     assert len(run(alone, folder.parent / "alone", launcher).done) == 4
     assert trainings(launcher) == 4
+
+
+def _recorded(folder: Path, **changes: object) -> None:
+    """Rewrite what the runs of a study recorded about the code that computed them; None removes an entry."""
+    for path in folder.glob("*/*/*/config.yaml"):
+        document = yaml.safe_load(path.read_text())
+        recorded = {**document["recorded"], **changes}
+        document["recorded"] = {name: value for name, value in recorded.items() if value is not None}
+        path.write_text(yaml.safe_dump(document))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"packages": {"vlmsafe": "0.0.1"}}, r"it was computed by vlmsafe 0\.0\.1, and this is vlmsafe \d"),
+        ({"packages": None}, "it does not record which version of vlmsafe computed it"),
+        ({"env_version": 0}, "it was computed with version 0 of speeding, and this is version 1"),
+        ({"env_version": None}, "it does not record which version of speeding it was computed with"),
+    ],
+)
+def test_runs_that_other_code_computed_are_not_copied_and_a_line_says_why(folder, changes, why):
+    _recorded(folder, **changes)
+    other, launcher, heard = study(TRAINING.replace("name: small", "name: other")), InProcess(), []
+    assert len(run(other, folder.parent / "other", launcher, on_event=heard.append).done) == 4
+    assert trainings(launcher) == 4
+    refused = [event for event in heard if event.what == "not copied"]
+    assert sorted(event.run for event in refused) == sorted(spec.name for spec in other.expand(folder))
+    assert all(re.fullmatch(rf"{folder}/.*: {why}.*", event.reason) for event in refused)
+
+
+def test_runs_of_an_earlier_version_stay_in_their_study_and_one_line_says_so(folder):
+    _recorded(folder, packages={"vlmsafe": "0.0.1"})
+    before, launcher, heard = records(folder), InProcess(), []
+    assert len(run(study(), folder, launcher, on_event=heard.append).done) == 4
+    assert launcher.launched == []
+    assert records(folder) == before
+    (line,) = map(str, heard)
+    assert line.startswith("4 runs, such as speeding/ppo-lag/seed-1: kept: it was computed by vlmsafe 0.0.1")
 
 
 @pytest.mark.parametrize("function", ["rename", "finish_copy"])

@@ -149,6 +149,8 @@ class EnvSpec:
     """Scenarios training draws from."""
     held_out: Scenarios
     """Scenarios training never sees."""
+    version: int | None = 1
+    """Rises whenever the same seed and actions give other numbers; None where the environment is not this package's."""
     step_seconds: float = 0.1
     """Simulated time per step."""
     fresh_process: bool = False

@@ -166,6 +166,7 @@ def _registered(name: str, summary: str) -> EnvSpec:
         name=name,
         summary=summary,
         module="vlmsafe.envs.gym",
+        version=None,
         horizon=None,
         budget=25.0,
         # A registered environment knows no scenarios, only seeds; the pools keep the two uses of seeds apart.

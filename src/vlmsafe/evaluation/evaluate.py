@@ -75,7 +75,7 @@ def evaluate(
     )  # fmt: skip
     path = table_path(plan.run, plan.protocol, epoch)
     require_writable(path)
-    held = {} if overwrite else _held(path, plan)
+    held = {} if overwrite else _held(path, plan, on_note)
     if all(_done(task, held) for task in plan.tasks):
         on_note(f"{path} holds these episodes already; pass --overwrite to run them again")
         table = _table(held, plan)
@@ -122,7 +122,7 @@ def _done(task: EpisodeTask, rows: Mapping[int, Row]) -> bool:
     return all(number in rows for number in task.episodes)
 
 
-def _held(path: Path, plan: Plan) -> dict[int, Row]:
+def _held(path: Path, plan: Plan, on_note: Callable[[str], None]) -> dict[int, Row]:
     """The table's episodes by number, as far as they can be used; an error where writing would lose some."""
     if not path.exists():
         return {}
@@ -132,8 +132,9 @@ def _held(path: Path, plan: Plan) -> dict[int, Row]:
             f"{path} already holds {len(table)} episodes of this checkpoint, more than the {plan.episodes} asked "
             "for; pass --overwrite to replace them"
         )
-    # Tables of earlier versions have no fingerprint: what they were made with is not known well enough.
+    # Tables of early versions have no fingerprint: what they were made with is not known well enough.
     if "fingerprint" not in table.columns or set(table["fingerprint"]) != {plan.fingerprint}:
+        on_note(f"{path} was made with another checkpoint, setting or version; its episodes are run again")
         return {}
     measured = table.select(*_MEASURED, *plan.spec.metrics)
     return dict(zip(table["episode"], measured.rows(named=True), strict=True))

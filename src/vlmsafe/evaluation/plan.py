@@ -192,7 +192,12 @@ class Plan:
         settings = {name: value for name, value in dataclasses.asdict(self.protocol).items() if name not in told}
         return {
             "protocol": settings,
-            "env": {"name": self.spec.name, "horizon": self.spec.horizon, "settings": dict(self.spec.settings)},
+            "env": {
+                "name": self.spec.name,
+                "version": self.spec.version,
+                "horizon": self.spec.horizon,
+                "settings": dict(self.spec.settings),
+            },
             "run_seed": self.run.config.seed,
             "checkpoint_epoch": self.checkpoint.epoch,
             "policy": _policy_digest(self.checkpoint),

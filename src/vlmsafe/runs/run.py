@@ -79,7 +79,8 @@ class Run:
         if prompts is not None:
             write_atomically(path / "prompts.yaml", to_yaml(prompts.to_dict()).encode())
         # The configuration is written last: a directory without one is not a run.
-        write_atomically(path / "config.yaml", to_yaml(to_dict(config) | {"recorded": surroundings()}).encode())
+        recorded = surroundings() | {"env_version": config.spec.version}
+        write_atomically(path / "config.yaml", to_yaml(to_dict(config) | {"recorded": recorded}).encode())
         return run
 
     def discard(self) -> None:

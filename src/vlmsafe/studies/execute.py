@@ -8,6 +8,7 @@ other with it, and so that people can repeat it by hand.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import signal
@@ -36,6 +37,8 @@ from vlmsafe.io.locks import (
     lock_holder,
 )
 from vlmsafe.runs.arms import STUDY_FILE
+from vlmsafe.runs.run import Run
+from vlmsafe.runs.versions import other_code
 from vlmsafe.studies.launch.local import (
     Command,
     Handle,
@@ -72,13 +75,13 @@ class Event:
     run: str
     step: str
     what: str
-    """began, ended, failed, stopped, copied, lost, unlocked; and, told but not noted, waits."""
+    """began, ended, failed, stopped, copied, lost, unlocked; and, not in the journal, waits, not copied, kept."""
     reason: str = ""
     node: str = ""
     """The machine on which it happened."""
 
     def __str__(self) -> str:
-        return f"{self.run}: {self.step} {self.what}" + (f": {self.reason}" if self.reason else "")
+        return ": ".join(filter(None, (self.run, f"{self.step} {self.what}".strip(), self.reason)))
 
 
 @dataclass
@@ -164,7 +167,9 @@ class _Execution:
         self.last: dict[str, Step] = {}  # what was done last for a run, to notice steps that achieve nothing
         self.losses: dict[str, list[tuple[float, Lost]]] = {}  # when, by the clock, and what
         self.look_again = 0.0  # when, by the clock
-        self.waits: set[str] = set()  # for whom somebody was told that they wait
+        self.waits: set[str] = set()  # runs of which it was told that they wait
+        self.refused: set[str] = set()  # runs of which it was told that no equal one was copied
+        self._tell_other_code()
         self.failed_before = failures(folder)
         self.outcome = Outcome()
 
@@ -292,13 +297,31 @@ class _Execution:
             self.on_event(Event(spec.name, "look", "waits", f"in use by {in_words(lock_holder(spec.path))}"))
 
     def _copied(self, spec: RunSpec) -> bool:
-        found = None if self.study.independent else equal_run(spec, self.folder.parent)
+        if self.study.independent:
+            return False
+        found = equal_run(spec, self.folder.parent, lambda why: self._tell_refused(spec, why))
         if found is None:
             return False
         take_over(found, spec, self.folder / _ASIDE)
         self.keeping.keep_later(spec)
         self._note(spec, "train", "copied", str(found.path))
         return True
+
+    def _tell_refused(self, spec: RunSpec, why: str) -> None:
+        if spec.name not in self.refused:  # a run that waits for room is looked up again and again
+            self.refused.add(spec.name)
+            self.on_event(Event(spec.name, "train", "not copied", why))
+
+    def _tell_other_code(self) -> None:
+        """Say once, for all runs of the study that exist, which of them other code computed: they are kept."""
+        found: dict[str, list[str]] = {}
+        for spec in self.specs:
+            with contextlib.suppress(VlmsafeError):  # a run that cannot be read is reported as one that failed
+                if (spec.path / "config.yaml").is_file() and (why := other_code(Run.open(spec.path))):
+                    found.setdefault(why, []).append(spec.name)
+        for why, names in found.items():
+            who = names[0] if len(names) == 1 else f"{len(names)} runs, such as {names[0]}"
+            self.on_event(Event(who, "", "kept", why))
 
     def _start(self, spec: RunSpec, step: Step) -> bool:
         """Launch a step; False where there is no room."""

@@ -1,25 +1,27 @@
-"""Taking a finished run of another study in place of training the same one again.
+"""Copying a finished run of another study instead of training the same run again.
 
-Studies of one paper share arms: the runs of its component pairs are runs of its grid. A run is decided by its
-configuration, seed included, so an equal one that is finished is copied, with its records and checkpoints. Evaluations
-and traces stay behind: each study asks for its own, and what it finds may not depend on which study came first. A copy
-is a run like any other, and says in its events where it comes from.
+Studies of one paper share arms: the runs of its component pairs are also runs of its grid. A run is equal to another
+if it has the same configuration, seed included, and the same code computed it: equal versions of this package and of
+the environment. A finished equal run is copied with its records and checkpoints. Evaluations and traces are not
+copied: each study makes its own, so its results do not depend on which study ran first. The events of a copy say where
+it came from.
 
-A crash leaves no half run: files are gathered aside under a name that is no run's, the folder is put in place in one
-step, and only then does its configuration, without which a directory is no run, get its name.
+A crash never leaves half a run. The files are first copied to a folder that is not a run, then that folder is renamed
+in one step, and only then does its configuration get its name: a directory without config.yaml is not a run.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import disk_errors, make_directory, sync_directory
 from vlmsafe.io.locks import is_locked
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.versions import other_code
 from vlmsafe.studies.progress import differences
 from vlmsafe.studies.study import RunSpec, folder_of
 
@@ -27,15 +29,26 @@ _CONFIG, _WAITING = "config.yaml", "config.yaml.copied"
 _LEFT_BEHIND = ("lock", "tensorboard", "evaluations", "traces", "*.partial", "*.partial-*")
 
 
-def equal_run(spec: RunSpec, root: Path) -> Run | None:
-    """A finished run of another study under `root` that is the same run."""
+def equal_run(spec: RunSpec, root: Path, on_refusal: Callable[[str], None] = lambda why: None) -> Run | None:
+    """A finished run of another study under `root` that is equal to `spec`.
+
+    `on_refusal` is told of runs that were refused only because other code computed them, if no run was found.
+    """
+    refused = []
     for place in _candidates(spec, root):
         try:
             run = Run.open(place)
-            if not differences(run, spec) and run.status() == "finished":
-                return run
+            if differences(run, spec) or run.status() != "finished":
+                continue
+            why = other_code(run)
         except (InputError, RunError):
-            continue  # a damaged run of another study is that study's matter, and not taken
+            continue  # the study that a damaged run belongs to reports it
+        if why is None:
+            return run
+        refused.append(f"{place}: {why}")
+    if refused:
+        more = f" (and {len(refused) - 1} more like it)" if len(refused) > 1 else ""
+        on_refusal(f"{refused[0]}{more}")
     return None
 
 

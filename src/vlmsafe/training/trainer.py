@@ -35,6 +35,7 @@ from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import package_versions
+from vlmsafe.runs.versions import Code, code_of
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.service.spec import GivenUp
@@ -384,9 +385,13 @@ class Trainer:
         for problem in problems:
             self.display.note(f"{problem}; going back to epoch {checkpoint.epoch}")
         damaged = {"damaged": problems} if problems else {}
+        if other := code_of(self.run)[-1].unlike(Code.now(self.spec), self.config.env):
+            self.run.event("code changed", epoch=checkpoint.epoch, reason=other)
+            self.display.note(f"resuming a run of other code: {other}; its epochs so far are kept")
         self.run.event(
-            "resumed", epoch=checkpoint.epoch, packages=package_versions(), **self._scorer_details(), **damaged
-        )
+            "resumed", epoch=checkpoint.epoch, packages=package_versions(), env_version=self.spec.version,
+            **self._scorer_details(), **damaged,
+        )  # fmt: skip
         values, arrays = checkpoint.values, checkpoint.arrays
         self.epoch = self._saved_epoch = checkpoint.epoch
         self.learner.load_state(arrays)

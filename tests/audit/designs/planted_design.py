@@ -160,6 +160,7 @@ add(
     "other-package", "code-differs",
     each_run(FIRST, lambda path: edit_recorded(path, packages={**RECORDED["packages"], "torch": "2.3.0"})),
 )  # fmt: skip
+add("other-environment-version", "code-differs", each_run(FIRST, lambda path: edit_recorded(path, env_version=2)))
 add(
     "uncommitted-changes", "code-differs",
     each_run(FIRST, lambda path: edit_recorded(path, git_revision=f"{RECORDED['git_revision']}-dirty")),

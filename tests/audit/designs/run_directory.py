@@ -30,6 +30,7 @@ RECORDED: dict[str, Any] = {
     "started": "2026-01-05T09:00:00+00:00",
     "python": "3.11.9",
     "packages": {"vlmsafe": "0.1.0", "numpy": "2.1.0", "torch": "2.5.0", "gymnasium": "1.0.0"},
+    "env_version": 1,
     "git_revision": "5f1c0a7d9b3e4c2f8a6d1e0b7c9f2a4d6e8b0c1d",
     "system": "Linux",
     "processor": "unknown",
