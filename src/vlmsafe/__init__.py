@@ -1,36 +1,100 @@
-"""Train constrained-RL agents with vision-language signals, and audit whether the signal made them safer.
+"""Train cost-constrained RL agents with vision-language feedback, then audit whether they actually became safer.
 
-from vlmsafe import train, evaluate
+The names below are the public API. Everything else in the package is internal and may change in any release.
 
-run = train(env="metadrive-easy", method="ppo-lag", seed=42, total_steps=200_000, num_envs=2)
-table = evaluate(run, "held-out")
+>>> import pathlib, tempfile, vlmsafe
+>>> folder = pathlib.Path(tempfile.mkdtemp())
+>>> run = vlmsafe.train(
+...     env="speeding", method="ppo-lag", total_steps=2_000, steps_per_epoch=1_000, run_dir=folder / "run", quiet=True
+... )
+>>> vlmsafe.evaluate(run, episodes=5).select("episode", "cost").shape
+(5, 2)
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
+import types
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vlmsafe.audit.auditor import audit
     from vlmsafe.config.settings import TrainConfig
+    from vlmsafe.envs.registry import make_env
+    from vlmsafe.errors import VlmsafeError
     from vlmsafe.evaluation.evaluate import evaluate
+    from vlmsafe.evaluation.trace.record import trace
     from vlmsafe.runs.run import Run
+    from vlmsafe.signals.scorers.api import Scorer
+    from vlmsafe.studies.api import load_study, report, run_study
     from vlmsafe.training.trainer import resume, train
+    from vlmsafe.wrapper import SemanticSignals
 
-__all__ = ["Run", "TrainConfig", "evaluate", "resume", "train"]
+__all__ = [
+    "Run",
+    "Scorer",
+    "SemanticSignals",
+    "TrainConfig",
+    "VlmsafeError",
+    "__version__",
+    "audit",
+    "evaluate",
+    "load_study",
+    "make_env",
+    "report",
+    "resume",
+    "run_study",
+    "trace",
+    "train",
+]
 
-_HOME = {
-    "train": "vlmsafe.training.trainer",
-    "resume": "vlmsafe.training.trainer",
-    "evaluate": "vlmsafe.evaluation.evaluate",
+try:
+    __version__ = metadata.version("vlmsafe")
+except metadata.PackageNotFoundError:  # imported from a source tree that was never installed
+    __version__ = "unknown"
+
+_MODULES = {
     "Run": "vlmsafe.runs.run",
+    "Scorer": "vlmsafe.signals.scorers.api",
+    "SemanticSignals": "vlmsafe.wrapper",
     "TrainConfig": "vlmsafe.config.settings",
+    "VlmsafeError": "vlmsafe.errors",
+    "audit": "vlmsafe.audit.auditor",
+    "evaluate": "vlmsafe.evaluation.evaluate",
+    "load_study": "vlmsafe.studies.api",
+    "make_env": "vlmsafe.envs.registry",
+    "report": "vlmsafe.studies.api",
+    "resume": "vlmsafe.training.trainer",
+    "run_study": "vlmsafe.studies.api",
+    "trace": "vlmsafe.evaluation.trace.record",
+    "train": "vlmsafe.training.trainer",
 }
+"""The module of each public name. It is imported on first use, so that `import vlmsafe` loads no torch."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: worker processes import this package too and must not load torch."""
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'vlmsafe' has no attribute '{name}'")
-    import importlib
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
 
-    return getattr(importlib.import_module(_HOME[name]), name)
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(types.ModuleType):
+    """Keeps `vlmsafe.audit` and `vlmsafe.report` functions, although packages of the same names exist.
+
+    After it has loaded a subpackage, the import system binds it on its parent. That would hide the function.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULES and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

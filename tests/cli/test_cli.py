@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+import vlmsafe
 from vlmsafe import doctor
 from vlmsafe.doctor import examine
 from vlmsafe.envs import opengl
@@ -105,3 +106,8 @@ def test_indicators_where_there_are_none_are_refused_in_one_line_before_anything
     assert len(answer.stderr.strip().splitlines()) == 1
     assert "'speeding' draws no cost indicators" in answer.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_version_is_printed(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out.strip() == f"vlmsafe {vlmsafe.__version__}"

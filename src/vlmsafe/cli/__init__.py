@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import vlmsafe
 from vlmsafe.cli.terminal import err, out
 from vlmsafe.errors import EXIT_AT_ONCE, VlmsafeError, unknown_name
 
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not argv or argv[0] in ("-h", "--help", "help"):
             _print_help()
             return
+        if argv[0] in ("-V", "--version"):
+            out.print(f"vlmsafe {vlmsafe.__version__}", markup=False)
+            return
         verb, rest = argv[0], argv[1:]
         if verb not in VERBS:
             raise unknown_name("command", verb, VERBS)
@@ -61,4 +65,4 @@ def _print_help() -> None:
     out.print("Train constrained-RL agents with vision-language signals, and audit whether they became safer.\n")
     for verb, (_, summary) in VERBS.items():
         out.print(f"  {verb:<10} {summary}")
-    out.print("\nvlmsafe COMMAND --help lists a command's options.")
+    out.print("\nvlmsafe COMMAND --help lists a command's options; vlmsafe --version prints the version.")

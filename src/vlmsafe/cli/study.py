@@ -30,7 +30,6 @@ from vlmsafe.cli.terminal import (
 from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
 
 if TYPE_CHECKING:
-    from vlmsafe.report.request import StudyInfo
     from vlmsafe.studies.execute import Event
     from vlmsafe.studies.launch.local import Launcher
     from vlmsafe.studies.remote.store import Store
@@ -391,38 +390,14 @@ def _status(command: StatusCommand) -> None:
 
 
 def _report(command: ReportCommand) -> None:
-    from vlmsafe.cli.report import write_and_say
+    from vlmsafe.cli.report import print_report
+    from vlmsafe.studies.api import report_on_study
 
     study, folder = command.load()
     command.bring(study, folder)
     if not folder.is_dir():
         raise InputError(f"there is no {folder}; {command.command('run', Path(command.study))} makes its runs")
-    info = study_info(study, folder, command.command("run", folder))
-    write_and_say([folder], command.out or folder / "report.html", info)
-
-
-def study_info(study: Study, folder: Path, command: str = "") -> StudyInfo:
-    """What a report says of a study, whose runs are in a folder and made by a command."""
-    from vlmsafe.config.yaml import to_yaml
-    from vlmsafe.report.request import StudyInfo
-    from vlmsafe.studies.progress import other_settings
-
-    specs = study.expand(folder)
-    return StudyInfo(
-        name=study.title,
-        question=study.question,
-        paper=study.paper,
-        tables=study.tables,
-        figures=study.figures,
-        command=command or f"vlmsafe study run {shlex.quote(str(folder))}",
-        planned=len(specs),
-        claims=study.claims if study.claims.comparisons else None,
-        definition=to_yaml(study.document),
-        arms=tuple(arm.name for arm in study.arms),
-        environments=tuple(study.environments),
-        runs=tuple(spec.path for spec in specs),
-        problems=tuple(f"{path} was made with other settings: {what}" for path, what in other_settings(specs)),
-    )
+    print_report(report_on_study(study, folder, command.out, command=command.command("run", folder)))
 
 
 def _wide(*headings: str) -> Table:

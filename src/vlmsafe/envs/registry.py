@@ -12,7 +12,7 @@ from vlmsafe.envs.api import (
 )
 from vlmsafe.errors import InputError, unknown_name
 
-__all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec"]
+__all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec", "make_env"]
 
 _GYM_PREFIX, _SAFETY_PREFIX = "gym:", "safety-gymnasium:"
 
@@ -123,6 +123,19 @@ ENVS: dict[str, EnvSpec] = {
         ),
     )
 }
+
+
+def make_env(name: str, *, held_out: bool = False, indicators: bool | None = None) -> Env:
+    """Start a named environment on its training scenarios, or on the held-out ones.
+
+    >>> env = make_env("speeding")
+    >>> observation, info = env.reset(seed=3)  # scenario 3
+    >>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+    >>> "cost" in info
+    True
+    """
+    spec = env_spec(name, indicators=indicators)
+    return spec.make(spec.held_out if held_out else spec.training)
 
 
 def env_spec(name: str, *, indicators: bool | None = None) -> EnvSpec:

@@ -1,0 +1,125 @@
+"""Studies and reports from Python: the functions behind `vlmsafe study run` and `vlmsafe report`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vlmsafe.config.yaml import to_yaml
+from vlmsafe.errors import InputError, RunError
+from vlmsafe.io.interrupts import stop_on_signals
+from vlmsafe.report.request import StudyInfo
+from vlmsafe.report.write import Written, write_report
+from vlmsafe.runs.arms import STUDY_FILE
+from vlmsafe.studies.cost.plan import Speeds
+from vlmsafe.studies.execute import Event, Outcome, execute
+from vlmsafe.studies.launch.local import LocalLauncher
+from vlmsafe.studies.progress import other_settings
+from vlmsafe.studies.schema import load_study
+from vlmsafe.studies.study import Study
+
+__all__ = ["load_study", "report", "report_on_study", "run_study"]
+
+
+def run_study(
+    study: Study | Path | str,
+    root: Path | str = "runs",
+    *,
+    scale: float = 1.0,
+    scorer: str | None = None,
+    jobs: int | None = None,
+    cores: int | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Path:
+    """Train, evaluate and trace every run of a study on this machine, and return the study's folder.
+
+    `study` is the name of a shipped study, a YAML file, the folder of a study that was begun, or what `load_study`
+    returned. Its runs are in `root`, in a folder of the study's name. Calling it again continues: finished work is not
+    done again. `scale` shrinks steps, seeds and episodes; `scorer` replaces CLIP and Qwen2-VL, for a trial without
+    their weights. Runs that fail do not stop the others; RunError names them at the end.
+    """
+    chosen = study if isinstance(study, Study) else load_study(study)
+    if scale != 1.0 or scorer is not None:
+        chosen = chosen.varied(scale, scorer)
+    begun = isinstance(study, Path | str) and (Path(study) / STUDY_FILE).is_file()
+    folder = Path(study) if begun and isinstance(study, Path | str) else Path(root) / chosen.title
+    launcher = LocalLauncher(cores=cores, jobs=jobs)
+    try:
+        with stop_on_signals() as stop:
+            outcome: Outcome = execute(
+                chosen, folder, launcher, memory=Speeds.of(folder.parent).memory, stop=stop, on_event=on_event
+            )
+    finally:
+        launcher.close()
+    if outcome.failed:
+        name, reason = next(iter(outcome.failed.items()))
+        more = f" (and {len(outcome.failed) - 1} more)" if len(outcome.failed) > 1 else ""
+        raise RunError(f"{name} failed: {reason}{more}; the other runs are done, and calling again continues")
+    return folder
+
+
+def report(
+    paths: Sequence[Path | str] | Path | str,
+    out: Path | str | None = None,
+    *,
+    question: str = "",
+    files: bool = True,
+) -> Written:
+    """Write a report on runs: one HTML page, and a folder of the same name with every table and figure.
+
+    `paths` are run directories or folders of runs. The folder of a study, or a study's name in `runs/`, gives a report
+    with that study's question, claims, tables and figures. `out` is the page, by default `report.html` in the folder.
+    """
+    given = [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
+    page = None if out is None else Path(out)
+    folder = _study_folder(given)
+    if folder is not None:
+        return report_on_study(load_study(folder), folder, page, question=question, files=files)
+    info = StudyInfo(", ".join(path.resolve().name for path in given), question=question)
+    place = given[0] if len(given) == 1 else Path()
+    return write_report(given, _page(page or place / "report.html"), info, files=files)
+
+
+def report_on_study(
+    study: Study, folder: Path, out: Path | None = None, *, command: str = "", question: str = "", files: bool = True
+) -> Written:
+    """Write the report of a study whose runs are in a folder; `command` is what makes them."""
+    info = _study_info(study, folder, command)
+    info = replace(info, question=question or info.question)
+    return write_report([folder], _page(out or folder / "report.html"), info, files=files)
+
+
+def _page(page: Path) -> Path:
+    if page.suffix != ".html":
+        raise InputError(f"report: --out is {page}; expected the name of an HTML file, such as report.html")
+    return page
+
+
+def _study_folder(paths: Sequence[Path]) -> Path | None:
+    """The folder of a study, given as a path or as the study's name."""
+    if len(paths) != 1:
+        return None
+    named = paths[0] if paths[0].exists() else Path("runs") / paths[0]
+    return named if (named / STUDY_FILE).is_file() else None
+
+
+def _study_info(study: Study, folder: Path, command: str) -> StudyInfo:
+    """What a report says of a study."""
+    specs = study.expand(folder)
+    return StudyInfo(
+        name=study.title,
+        question=study.question,
+        paper=study.paper,
+        tables=study.tables,
+        figures=study.figures,
+        command=command or f"vlmsafe study run {shlex.quote(str(folder))}",
+        planned=len(specs),
+        claims=study.claims if study.claims.comparisons else None,
+        definition=to_yaml(study.document),
+        arms=tuple(arm.name for arm in study.arms),
+        environments=tuple(study.environments),
+        runs=tuple(spec.path for spec in specs),
+        problems=tuple(f"{path} was made with other settings: {what}" for path, what in other_settings(specs)),
+    )
