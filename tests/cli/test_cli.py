@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-import vlmsafe
-from vlmsafe import doctor
+from vlmsafe import __version__, doctor
+from vlmsafe.cli import main
 from vlmsafe.doctor import examine
 from vlmsafe.envs import opengl
 from vlmsafe.envs.registry import ENVS
@@ -110,4 +110,4 @@ def test_indicators_where_there_are_none_are_refused_in_one_line_before_anything
 
 def test_version_is_printed(capsys):
     main(["--version"])
-    assert capsys.readouterr().out.strip() == f"vlmsafe {vlmsafe.__version__}"
+    assert capsys.readouterr().out.strip() == f"vlmsafe {__version__}"
