@@ -6,8 +6,8 @@ import pytest
 from vlmsafe import evaluate, train
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.evaluate import SCHEMA, load_policy, summary
-from vlmsafe.evaluation.plan import EpisodeTask
+from vlmsafe.evaluation.evaluate import SCHEMA, summary
+from vlmsafe.evaluation.plan import EpisodeTask, load_policy
 from vlmsafe.evaluation.protocols import PROTOCOLS
 from vlmsafe.runs.run import Run
 

@@ -355,7 +355,7 @@ def test_a_real_run_of_an_environment_that_is_not_in_the_paper_has_results_and_n
 def test_a_damaged_or_foreign_table_is_named(tmp_path):
     run = write_run(tmp_path, easy())
     run.evaluations.joinpath("held-out.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RunError, match=r"cannot read .*held-out\.parquet"):
+    with pytest.raises(RunError, match=r"held-out\.parquet is damaged: .*vlmsafe evaluate"):
         compared(tmp_path)
     pl.DataFrame({"cost": [1.0]}).write_parquet(run.evaluations / "held-out.parquet")
     with pytest.raises(InputError, match="held-out: the table has no column 'env_return'"):

@@ -16,7 +16,7 @@ from vlmsafe.analysis.gate_roc import gate_cells, gate_roc
 from vlmsafe.analysis.lead_time import lead_time, verdicts
 from vlmsafe.analysis.multiplier_replay import replay
 from vlmsafe.cli import main
-from vlmsafe.errors import InputError
+from vlmsafe.errors import InputError, RunError
 from vlmsafe.report.diagnoses import (
     DIAGNOSES,
     Diagnosis,
@@ -196,7 +196,7 @@ def test_file_that_is_no_table_and_trace_where_a_run_is_needed_are_refused(tmp_p
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"not a table")
     (group,) = sources([broken])[0].values()
-    with pytest.raises(InputError, match=r"broken\.parquet cannot be read as Parquet"):
+    with pytest.raises(RunError, match=r"broken\.parquet is damaged"):
         traces(group, None)
     with pytest.raises(InputError, match=r"diagnose multiplier reads run directories; .*broken\.parquet is a trace"):
         diagnose("multiplier", None, group, FEW)

@@ -10,9 +10,9 @@ import pytest
 from recorded_traces import CONTACTS, LENGTH, PROMPTS, make_run, write_recorded
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace.files import about_path, frames_path
-from vlmsafe.evaluation.trace.rescore import open_trace
 from vlmsafe.report.scope import make_scope, write_scope
+from vlmsafe.runs.layout import about_path, frames_path
+from vlmsafe.runs.traces import open_trace
 
 
 def blocks(page):
@@ -141,5 +141,5 @@ def test_trace_without_scorers_or_with_steps_missing_is_refused(tmp_path):
     with pytest.raises(InputError, match="the steps of episode 0 are not 1, 2, 3"):
         make_scope(open_trace(path))
     whole.drop("positive", "negative", "margin", "kappa").write_parquet(path)
-    with pytest.raises(InputError, match="no scorer looked on"):
+    with pytest.raises(InputError, match="recorded without a scorer"):
         make_scope(open_trace(path))

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.config.settings import TrainConfig
-from vlmsafe.evaluation.trace.files import write_trace
 from vlmsafe.io.images import encode
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.traces import write_trace
 from vlmsafe.signals.gate import Gate
 
 CONTACTS = {0: (10, 11, 18), 1: (), 2: (6,)}

@@ -42,7 +42,8 @@ from vlmsafe.comparison.claims import (
 )
 from vlmsafe.comparison.outcomes import summarise_arm
 from vlmsafe.errors import InputError
-from vlmsafe.runs.arms import STUDY_FILE, open_arms
+from vlmsafe.runs.arms import open_arms
+from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.runs.records import ArmRecord, read_arms
 
 RESAMPLES = 1_000

@@ -43,7 +43,7 @@ def evaluate_verb(argv: list[str]) -> None:
     command = parse(EvaluateCommand, argv, "evaluate")
     from rich.progress import Progress
 
-    from vlmsafe.evaluation.evaluate import evaluate, summary, table_path
+    from vlmsafe.evaluation.evaluate import evaluate, summary
     from vlmsafe.evaluation.protocols import protocol
     from vlmsafe.runs.run import Run
 
@@ -72,7 +72,7 @@ def evaluate_verb(argv: list[str]) -> None:
     overlap = int(table["in_training_pool"].sum())
     if overlap:
         out.print(f"{overlap} of {len(table)} scenarios lie in the training pool: this is not a held-out result")
-    out.print(f"episodes: {table_path(run, chosen, command.epoch)}", markup=False, soft_wrap=True)
+    out.print(f"episodes: {run.evaluation_path(chosen.name, command.epoch)}", markup=False, soft_wrap=True)
 
 
 def note(text: str) -> None:

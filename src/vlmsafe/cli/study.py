@@ -57,7 +57,7 @@ class Chosen:
 
     def load(self) -> tuple[Study, Path]:
         """The study, and where its runs are; of one at a URL, the local copy, as it is."""
-        from vlmsafe.runs.arms import STUDY_FILE
+        from vlmsafe.runs.layout import STUDY_FILE
         from vlmsafe.studies.schema import load_study
 
         study = load_study(self.study)

@@ -63,13 +63,14 @@ def trace_verb(argv: list[str]) -> None:
     from rich.progress import Progress
 
     from vlmsafe.evaluation.protocols import protocol
-    from vlmsafe.evaluation.trace.files import frames_path, trace_path, trace_summary
     from vlmsafe.evaluation.trace.record import trace
+    from vlmsafe.evaluation.trace.summary import trace_summary
+    from vlmsafe.runs.layout import frames_path
     from vlmsafe.runs.run import Run
 
     run = Run.open(command.run)
     chosen = protocol(command.protocol)
-    path = trace_path(run, chosen, command.epoch, command.indicators)
+    path = run.trace_path(chosen.name, command.epoch, command.indicators)
     if path.exists() and not command.overwrite:
         raise InputError(f"{path} holds a trace already; pass --overwrite to replace it")
     with Progress(console=err, transient=True) as progress:

@@ -146,7 +146,7 @@ def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[st
 def _drivers(directory: Path, plan: BuildPlan, env: str) -> tuple[Agent, ...]:
     """The agents that drive in an environment's recordings."""
     from vlmsafe.distillation.drivers import Agent
-    from vlmsafe.evaluation.evaluate import load_policy
+    from vlmsafe.evaluation.plan import load_policy
     from vlmsafe.runs.run import Run
 
     agents = []

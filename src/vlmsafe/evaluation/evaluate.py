@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,20 +9,12 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.analysis.statistics import CATASTROPHE
-from vlmsafe.errors import InputError, RunError
-from vlmsafe.evaluation.plan import (
-    EpisodeTask,
-    Plan,
-    Row,
-    load_policy,
-)
-from vlmsafe.evaluation.protocols import Protocol
+from vlmsafe.errors import InputError
+from vlmsafe.evaluation.plan import EpisodeTask, Plan, Row
 from vlmsafe.evaluation.resume import Partial
-from vlmsafe.io.disk import make_directory
-from vlmsafe.io.files import write_atomically
+from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.run import Run
-
-__all__ = ["SCHEMA", "evaluate", "load_policy", "require_writable", "summary", "table_path", "write_table"]
+from vlmsafe.runs.tables import read_table, write_table
 
 SCHEMA: dict[str, Any] = {
     "episode": pl.Int64,
@@ -73,7 +63,7 @@ def evaluate(
         run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
         allow_untrained=allow_untrained, on_note=on_note,
     )  # fmt: skip
-    path = table_path(plan.run, plan.protocol, epoch)
+    path = plan.run.evaluation_path(plan.protocol.name, epoch)
     require_writable(path)
     held = {} if overwrite else _held(path, plan, on_note)
     if all(_done(task, held) for task in plan.tasks):
@@ -126,7 +116,7 @@ def _held(path: Path, plan: Plan, on_note: Callable[[str], None]) -> dict[int, R
     """The table's episodes by number, as far as they can be used; an error where writing would lose some."""
     if not path.exists():
         return {}
-    table = pl.read_parquet(path, glob=False)
+    table = read_table(path)
     if len(table) > plan.episodes and table["checkpoint_epoch"][0] == plan.checkpoint.epoch:
         raise InputError(
             f"{path} already holds {len(table)} episodes of this checkpoint, more than the {plan.episodes} asked "
@@ -138,30 +128,6 @@ def _held(path: Path, plan: Plan, on_note: Callable[[str], None]) -> dict[int, R
         return {}
     measured = table.select(*_MEASURED, *plan.spec.metrics)
     return dict(zip(table["episode"], measured.rows(named=True), strict=True))
-
-
-def table_path(run: Run, chosen: Protocol, epoch: int | None = None) -> Path:
-    """`evaluations/<protocol>.parquet`, with the epoch in the name where one was asked for."""
-    return run.evaluations / f"{table_name(chosen, epoch)}.parquet"
-
-
-def table_name(chosen: Protocol, epoch: int | None, kind: str = "") -> str:
-    """What a protocol's files are called, without their endings."""
-    return chosen.name + kind + ("" if epoch is None else f"-epoch-{epoch:05d}")
-
-
-def require_writable(path: Path) -> None:
-    """Before the first episode rather than after the last: can the table be written?"""
-    make_directory(path.parent)
-    if not os.access(path.parent, os.W_OK):
-        raise RunError(f"cannot write {path}: permission denied")
-
-
-def write_table(path: Path, table: pl.DataFrame) -> None:
-    """As Parquet, whole or not at all."""
-    buffer = io.BytesIO()
-    table.write_parquet(buffer)
-    write_atomically(path, buffer.getvalue())
 
 
 def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:

@@ -33,6 +33,13 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def require_writable(path: Path) -> None:
+    """Refuse at once, rather than after hours of work, if a file cannot be written; makes its directory."""
+    make_directory(path.parent)
+    if not os.access(path.parent, os.W_OK):
+        raise RunError(f"cannot write {path}: permission denied")
+
+
 def make_directory(path: Path) -> Path:
     """The directory, made if need be."""
     if path.exists() and not path.is_dir():

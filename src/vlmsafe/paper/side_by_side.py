@@ -22,7 +22,6 @@ from vlmsafe.config.methods import METHODS
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.envs.registry import ENVS
-from vlmsafe.errors import RunError
 from vlmsafe.paper.published import tables
 from vlmsafe.paper.values import (
     TRAINING_WINDOWS,
@@ -32,7 +31,9 @@ from vlmsafe.paper.values import (
     published_values,
 )
 from vlmsafe.runs.arms import ArmRun, by_arm
+from vlmsafe.runs.layout import tables_in
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.tables import read_table
 
 SCHEMA: dict[str, Any] = {
     "env": pl.String,
@@ -268,14 +269,8 @@ def _units() -> dict[str, str]:
 
 def _cells(run: Run) -> Iterator[_Cell]:
     yield from _training_cells(run)
-    for path in sorted(run.evaluations.glob("*.parquet")):
-        if path.name.startswith("trace-"):  # recordings of single steps, once kept here
-            continue
-        try:
-            table = pl.read_parquet(path, glob=False)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise RunError(f"cannot read {path}: {error}; evaluate the run again") from error
-        yield from _evaluation_cells(run, path.stem, table)
+    for name, path in tables_in(run.evaluations).items():
+        yield from _evaluation_cells(run, name, read_table(path))
 
 
 def _training_cells(run: Run) -> Iterator[_Cell]:

@@ -12,8 +12,9 @@ import polars as pl
 
 from vlmsafe.errors import InputError
 from vlmsafe.runs.arms import open_arms
+from vlmsafe.runs.layout import find_table, is_run, protocol_option
 from vlmsafe.runs.run import Run
-from vlmsafe.runs.tables import find_table, protocol_option
+from vlmsafe.runs.tables import read_table
 
 Tables = dict[str, dict[str, pl.DataFrame]]
 """By arm, then by run, as `vlmsafe.analysis.tables.stacked` takes them."""
@@ -50,7 +51,7 @@ def sources(paths: Sequence[Path]) -> tuple[Mapping[str | None, Sequence[Source]
         if not path.is_file():
             raise InputError(f"there is no {path}; expected a trace, a run directory, or a folder with runs")
         home = path.resolve().parent
-        if home.name == "traces" and (home.parent / "config.yaml").is_file():
+        if home.name == "traces" and is_run(home.parent):
             own = open_arms([home.parent])[0][0]
             groups.setdefault(own.env, []).append(Source(own.arm, own.name, own.run, path))
         else:
@@ -75,9 +76,7 @@ def runs_only(group: Sequence[Source], what: str) -> list[tuple[Source, Run]]:
 
 def traces(group: Sequence[Source], protocol: str | None) -> Tables:
     """The trace of every source; a run without one is refused with the command that records it."""
-    chosen = {
-        source: source.trace or (source.run and find_table(source.run.path / "traces", protocol)) for source in group
-    }
+    chosen = {source: source.trace or (source.run and find_table(source.run.traces, protocol)) for source in group}
     lacking = [source.run for source, path in chosen.items() if not path and source.run is not None]
     if lacking:
         option = protocol_option(protocol)
@@ -85,7 +84,7 @@ def traces(group: Sequence[Source], protocol: str | None) -> Tables:
         others = f" (and {len(commands) - 1} more runs)" if len(commands) > 1 else ""
         kind = "" if protocol is None else f" '{protocol}'"
         raise InputError(f"{lacking[0].path} has no trace{kind}; record one with: {commands[0]}{others}")
-    return _by_arm({source: _read(path) for source, path in chosen.items() if path})
+    return _by_arm({source: read_table(path) for source, path in chosen.items() if path})
 
 
 def evaluations(runs: Sequence[tuple[Source, Run]], protocol: str | None) -> tuple[Tables, list[str]]:
@@ -95,7 +94,7 @@ def evaluations(runs: Sequence[tuple[Source, Run]], protocol: str | None) -> tup
     for source, run in runs:
         path = find_table(run.evaluations, protocol)
         if path is not None:
-            found[source] = _read(path)
+            found[source] = read_table(path)
         else:
             command = f"vlmsafe evaluate {shlex.quote(str(run.path))}{protocol_option(protocol)}"
             notes.append(f"{source.title} has no evaluation, so it is not among the episodes; for one: {command}")
@@ -126,14 +125,6 @@ def scorer_of(steps: pl.DataFrame, wanted: str | None) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(name or "one without a name" for name in names) or "none"
-
-
-def _read(path: Path) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(path, glob=False)
-    except (pl.exceptions.ComputeError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path} cannot be read as Parquet: {reason}") from error
 
 
 def _by_arm(tables: Mapping[Source, pl.DataFrame]) -> Tables:

@@ -22,9 +22,9 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace.rescore import Onlooker, RecordedTrace, open_trace
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
+from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 
 EPISODES = 10
 """Shown unless more are asked for: the pictures of an episode are a few hundred kilobytes."""
@@ -78,19 +78,19 @@ def make_scope(trace: RecordedTrace, episodes: int = EPISODES) -> Scope:
     """The page of the first episodes of a trace."""
     if episodes < 1:
         raise InputError(f"episodes is {episodes}; it must be at least 1")
-    if not trace.onlookers:
-        raise InputError(f"no scorer looked on in {trace.path}; record it again with: {trace.command}")
+    if not trace.scorers:
+        raise InputError(f"{trace.path} was recorded without a scorer; record it again with: {trace.command}")
     pictures = trace.pictures()
     numbers = trace.steps["episode"].unique(maintain_order=True).to_list()
     chosen = numbers[:episodes]
     steps = trace.steps.filter(pl.col("episode").is_in(chosen)).partition_by("episode", maintain_order=True)
     albums = pictures.filter(pl.col("episode").is_in(chosen)).partition_by("episode", as_dict=True)
     extras = [name for name in trace.steps.columns if _is_extra(trace, name)]
-    shown = [_episode(own, trace.onlookers, extras) for own in steps]
+    shown = [_episode(own, trace.scorers, extras) for own in steps]
     data = {
         "title": trace.title,
         "about": _about(trace, len(chosen), len(numbers)),
-        "scorers": [_scorer(one) for one in trace.onlookers],
+        "scorers": [_scorer(one) for one in trace.scorers],
         "extras": extras,
         "episodes": shown,
     }
@@ -109,8 +109,8 @@ def _is_extra(trace: RecordedTrace, name: str) -> bool:
     """Whether a column is something of the environment's that can be drawn: reward, hazard, progress, facts."""
     if name in _NOT_SHOWN or name == "cost" or not trace.steps[name].dtype.is_numeric():
         return False
-    scores = {f"{one.prefix}{score}" for one in trace.onlookers for score in (*_SCORES, "gate_scale", "gate_centre")}
-    similar = any(name.startswith(f"{one.prefix}similarity_") for one in trace.onlookers)
+    scores = {f"{one.prefix}{score}" for one in trace.scorers for score in (*_SCORES, "gate_scale", "gate_centre")}
+    similar = any(name.startswith(f"{one.prefix}similarity_") for one in trace.scorers)
     return name not in scores and not similar and trace.steps[name].null_count() < len(trace.steps)
 
 
@@ -129,13 +129,13 @@ def _about(trace: RecordedTrace, shown: int, recorded: int) -> list[list[str]]:
     return found
 
 
-def _scorer(one: Onlooker) -> dict[str, Any]:
+def _scorer(one: TraceScorer) -> dict[str, Any]:
     prompts = [{"group": group, "text": text} for group, text in one.prompts]
     gate = {name: _number(value) if isinstance(value, float) else value for name, value in one.gate.items()}
-    return {"name": one.scorer, "prompts": prompts, "gate": gate}
+    return {"name": one.name, "prompts": prompts, "gate": gate}
 
 
-def _episode(steps: pl.DataFrame, onlookers: Sequence[Onlooker], extras: Sequence[str]) -> dict[str, Any]:
+def _episode(steps: pl.DataFrame, scorers: Sequence[TraceScorer], extras: Sequence[str]) -> dict[str, Any]:
     """An episode as plain values: what every step has, and what the scored ones have."""
     number, scenario, first = steps.select("episode", "scenario", "step").row(0)
     if first != 1 or not (steps["step"].diff().drop_nulls() == 1).all():
@@ -154,7 +154,7 @@ def _episode(steps: pl.DataFrame, onlookers: Sequence[Onlooker], extras: Sequenc
                 **{name: _numbers(scored[one.prefix + name]) for name in _SCORES if one.prefix + name in steps.columns},
                 "similarities": [_numbers(scored[f"{one.prefix}similarity_{i}"]) for i in range(len(one.prompts))],
             }
-            for one in onlookers
+            for one in scorers
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Which runs are repetitions of one arm: runs that were meant to differ in nothing but their seed."""
+"""Find runs and group them into arms: the runs of an arm are meant to differ in nothing but their seed."""
 
 from __future__ import annotations
 
@@ -8,40 +8,39 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmsafe.errors import InputError
+from vlmsafe.runs.layout import CONFIG, is_run
 from vlmsafe.runs.run import Run, find_runs
-
-STUDY_FILE = "study.yaml"
-"""A study's own copy of its file, in its folder."""
 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """A run, and what it is a repetition of."""
+    """A run with its environment, its arm and its name in the arm."""
 
     env: str
     arm: str
     name: str
-    """Of the run within its arm, such as seed-42."""
+    """Such as seed-42."""
     run: Run
 
 
 def open_arms(paths: Sequence[Path | str]) -> tuple[list[ArmRun], list[str]]:
-    """The runs in these directories, or under them, and a line about each that cannot be read.
+    """The runs in these directories or below them, and a line about each run that cannot be read.
 
-    The arm of `<arm>/seed-<n>`, `<arm>/<n>`, `seed-<n>/<arm>` and `<arm>-seed-<n>` is in the name, which may tell apart
-    settings of one method; of a run in any other directory it is the method. Runs that were given twice count once.
+    The directory names the arm if it is `<arm>/seed-<n>`, `<arm>/<n>`, `seed-<n>/<arm>` or `<arm>-seed-<n>`, so that
+    arms may be different settings of one method. Otherwise the arm is the method. A run that is given twice counts
+    once.
     """
     runs: dict[Path, Run] = {}
     problems: list[str] = []
     for path in map(Path, paths):
         if not path.exists():
             raise InputError(f"there is no {path}; expected a run directory, or a folder with runs")
-        if (path / "config.yaml").is_file():
+        if is_run(path):
             found = [Run.open(path)]
         else:
             found, unreadable = find_runs(path)
             if not found and not unreadable:
-                raise InputError(f"{path} holds no run: nothing under it has a config.yaml")
+                raise InputError(f"{path} holds no run: no folder in it has a {CONFIG}")
             problems += unreadable
         for run in found:
             runs.setdefault(run.path.resolve(), run)
@@ -62,7 +61,7 @@ _SUFFIX = re.compile(r"(?P<arm>.+?)[-_]+(?P<seed>seed[-_=]?\d+)", re.IGNORECASE)
 
 
 def _label(place: Path, run: Run) -> tuple[str, str]:
-    """The arm of a run, and its name in it."""
+    """The arm of a run, and the name of the run in the arm."""
     if _SEED.fullmatch(place.name):
         return place.parent.name, place.name
     if _SEED.fullmatch(place.parent.name):

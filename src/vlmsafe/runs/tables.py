@@ -1,31 +1,59 @@
-"""Finding a table among those of a run: of its evaluations, or of its traces."""
+"""Parquet tables of a run: read with one set of errors, written whole or not at all."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
-from vlmsafe.errors import InputError
+import polars as pl
 
-DEFAULT_PROTOCOL = "held-out"
+from vlmsafe.errors import RunError
+from vlmsafe.io.files import write_atomically
+from vlmsafe.runs.layout import how_to_replace
 
-
-def tables_in(folder: Path) -> dict[str, Path]:
-    """The tables in a run's `evaluations` or `traces`, by name; the pictures of a trace lie beside it, and are none."""
-    return {path.stem: path for path in sorted(folder.glob("*.parquet")) if not path.stem.endswith("-frames")}
-
-
-def find_table(folder: Path, protocol: str | None) -> Path | None:
-    """`<protocol>.parquet`; without a name that of held-out, else the only one in the folder. None without any."""
-    present = tables_in(folder)
-    if protocol is not None or DEFAULT_PROTOCOL in present:
-        return present.get(protocol or DEFAULT_PROTOCOL)
-    if len(present) > 1:
-        raise InputError(
-            f"{folder} has no {DEFAULT_PROTOCOL} table but several others; choose with --protocol: {', '.join(present)}"
-        )
-    return next(iter(present.values()), None)
+_KINDS: tuple[tuple[tuple[str, ...], type[pl.DataType], str], ...] = (
+    (("cost", "env_return", "negative", "positive", "margin", "kappa", "hazard", "budget"), pl.Float64, "numbers"),
+    (("episode", "scenario", "step", "length", "checkpoint_epoch"), pl.Int64, "whole numbers"),
+    (("violation", "catastrophe", "in_training_pool", "deterministic", "scored"), pl.Boolean, "true or false"),
+)
+"""Well-known columns, their type, and what a message calls it."""
 
 
-def protocol_option(protocol: str | None) -> str:
-    """What a command says to get this protocol."""
-    return "" if protocol in (None, DEFAULT_PROTOCOL) else f" --protocol {protocol}"
+def read_table(path: Path, columns: list[str] | None = None) -> pl.DataFrame:
+    """A table of an evaluation or a trace, or only some of its columns; a RunError if it cannot be used.
+
+    Well-known columns come with the type that every reader expects: numbers, whole numbers, true or false.
+    """
+    try:
+        return _typed(pl.read_parquet(path, columns=columns, glob=False), path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        wanted = f" with the columns {', '.join(columns)}" if columns else ""
+        reason = " ".join(str(error).split())
+        raise _unusable(path, f"expected a Parquet table{wanted}, got: {reason}") from error
+
+
+def _unusable(path: Path, problem: str) -> RunError:
+    return RunError(f"{path} is damaged: {problem}; {how_to_replace(path)}")
+
+
+def _typed(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """The table with its well-known columns cast to their types; those that are absent stay absent."""
+    casts = []
+    for names, kind, words in _KINDS:
+        for name in (name for name in names if name in table.columns):
+            column = table[name]
+            given = column.dtype
+            fits = given.is_integer() or given == pl.Boolean if kind == pl.Boolean else given.is_numeric()
+            if not fits and given != pl.Null:
+                raise _unusable(path, f"expected {words} in the column '{name}', got {given}")
+            if kind == pl.Int64 and given.is_float() and not (column % 1 == 0).all():
+                raise _unusable(path, f"expected {words} in the column '{name}', got others")
+            casts.append(pl.col(name).cast(kind))
+    return table.with_columns(casts)
+
+
+def write_table(path: Path, table: pl.DataFrame) -> None:
+    """Write a table as Parquet, whole or not at all."""
+    buffer = io.BytesIO()
+    table.write_parquet(buffer)
+    write_atomically(path, buffer.getvalue())

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlmsafe.config.yaml import read_yaml
 from vlmsafe.runs.surroundings import package_versions
 
 if TYPE_CHECKING:
@@ -53,9 +52,8 @@ class Code:
 
 def code_of(run: Run) -> list[Code]:
     """The code that started a run, then the code that resumed it each time."""
-    recorded = read_yaml(run.path / "config.yaml").get("recorded")
     resumed = (event for event in run.events() if event.get("event") == "resumed")
-    return [Code.recorded(record) for record in (recorded if isinstance(recorded, dict) else {}, *resumed)]
+    return [Code.recorded(record) for record in (run.recorded(), *resumed)]
 
 
 def other_code(run: Run) -> str | None:

@@ -12,7 +12,7 @@ from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.interrupts import stop_on_signals
 from vlmsafe.report.request import StudyInfo
 from vlmsafe.report.write import Written, write_report
-from vlmsafe.runs.arms import STUDY_FILE
+from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.studies.cost.plan import Speeds
 from vlmsafe.studies.execute import Event, Outcome, execute
 from vlmsafe.studies.launch.local import LocalLauncher

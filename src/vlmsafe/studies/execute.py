@@ -36,7 +36,7 @@ from vlmsafe.io.locks import (
     is_locked,
     lock_holder,
 )
-from vlmsafe.runs.arms import STUDY_FILE
+from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.versions import other_code
 from vlmsafe.studies.launch.local import (

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import polars as pl
-
 from vlmsafe.config.settings import PLACE
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError, RunError, VlmsafeError
-from vlmsafe.evaluation.evaluate import table_path
-from vlmsafe.evaluation.protocols import protocol
-from vlmsafe.evaluation.trace.files import frames_path, read_about, trace_path
 from vlmsafe.io.locks import is_locked
+from vlmsafe.runs.layout import evaluation_path, frames_path, is_run, row_file, trace_path
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.tables import read_table
+from vlmsafe.runs.traces import read_about
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers import parse_scorer
 from vlmsafe.studies.study import Look, RunSpec
@@ -51,7 +49,7 @@ class Busy:
 
 def next_step(spec: RunSpec) -> Step | Busy | None:
     """What is to be done for a run now; None where everything is there."""
-    if not (spec.path / "config.yaml").is_file():
+    if not is_run(spec.path):
         return Busy() if is_locked(spec.path) else Step("train")
     try:
         run = Run.open(spec.path)
@@ -73,16 +71,16 @@ def next_step(spec: RunSpec) -> Step | Busy | None:
 
 def evaluated(run: Run, look: Look) -> bool:
     """Whether the last checkpoint was evaluated on as many episodes as asked for, or more."""
-    path = table_path(run, protocol(look.protocol))
+    path = run.evaluation_path(look.protocol)
     if not path.exists():
         return False
-    table = _read(path, ["checkpoint_epoch"])
+    table = read_table(path, ["checkpoint_epoch"])
     return len(table) >= look.count and set(table["checkpoint_epoch"]) == {run.config.epochs}
 
 
 def traced(run: Run, look: Look) -> bool:
     """The same of a trace, which also has to be by the scorers asked for, as often, and with frames where wanted."""
-    path = trace_path(run, protocol(look.protocol))
+    path = run.trace_path(look.protocol)
     if not path.exists() or (look.frames and not frames_path(path).exists()):
         return False
     about = read_about(path)
@@ -90,17 +88,8 @@ def traced(run: Run, look: Look) -> bool:
     wanted = [str(parse_scorer(name).absolute) for name in look.scorers or (own,)]
     if about.get("every") != look.every or [entry["scorer"] for entry in about.get("scorers", ())] != wanted:
         return False
-    table = _read(path, ["checkpoint_epoch", "episode"])
+    table = read_table(path, ["checkpoint_epoch", "episode"])
     return table["episode"].n_unique() >= look.count and set(table["checkpoint_epoch"]) == {run.config.epochs}
-
-
-def _read(path: Path, columns: list[str]) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(path, columns=columns)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise RunError(
-            f"cannot read {path}: {' '.join(str(error).split())}; remove it, and it is made again"
-        ) from error
 
 
 def check_runs(specs: Sequence[RunSpec]) -> None:
@@ -114,7 +103,7 @@ def check_runs(specs: Sequence[RunSpec]) -> None:
 def other_settings(specs: Sequence[RunSpec]) -> Iterator[tuple[Path, str]]:
     """Directories that hold another run than the study means, and in what it differs."""
     for spec in specs:
-        if not (spec.path / "config.yaml").is_file():
+        if not is_run(spec.path):
             continue
         try:
             found = differences(Run.open(spec.path), spec)
@@ -154,13 +143,13 @@ class Glance:
 
 def glance(spec: RunSpec, elsewhere: bool = False) -> Glance:
     """Files are counted here, not read; `next_step` looks into them. `elsewhere` says that it is worked on there."""
-    if not (spec.path / "config.yaml").is_file():
+    if not is_run(spec.path):
         return Glance("running" if elsewhere or is_locked(spec.path) else "waiting", 0, 0, 0)
-    rows = spec.path / "epochs.jsonl"
+    rows = row_file(spec.path, "epochs")
     epochs = rows.read_bytes().count(b"\n") if rows.exists() else 0
     evaluations, traces = (
-        sum((spec.path / folder / f"{look.protocol}.parquet").exists() for look in looks)
-        for folder, looks in (("evaluations", spec.evaluations), ("traces", spec.traces))
+        sum(path(spec.path, look.protocol).exists() for look in looks)
+        for path, looks in ((evaluation_path, spec.evaluations), (trace_path, spec.traces))
     )
     done = epochs >= spec.config.epochs
     if is_locked(spec.path) or (elsewhere and not done):

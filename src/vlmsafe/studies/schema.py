@@ -34,7 +34,7 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.report.request import check_entries
-from vlmsafe.runs.arms import STUDY_FILE
+from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.signals.scorers import parse_scorer
 from vlmsafe.studies.study import (
     Arm,

@@ -11,11 +11,12 @@ from recorded_traces import PROMPTS, write_recorded
 
 from vlmsafe import train
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace.files import about_path
 from vlmsafe.evaluation.trace.prompt_trial import compare, open_traces
 from vlmsafe.evaluation.trace.record import trace
-from vlmsafe.evaluation.trace.rescore import open_trace, rescore
+from vlmsafe.evaluation.trace.rescore import rescore
 from vlmsafe.report.scope import write_scope
+from vlmsafe.runs.layout import about_path
+from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import apply_rule
 

@@ -1,23 +1,22 @@
-"""A trace on disk is read back as it was, its frames with it, and can be scored anew."""
+"""The frames of a recorded trace can be scored anew."""
 
 import numpy as np
 import polars as pl
 import pytest
 from frame_scorer import FrameScorer, MotionScorer
-from recorded_traces import CONTACTS, PROMPTS, frame, make_run, write_recorded
+from recorded_traces import CONTACTS, frame, write_recorded
 from small_embedded import save_small_embedded
 from small_models import save_small_clip
 from small_qwen import save_small_qwen
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace.files import frames_path
 from vlmsafe.evaluation.trace.rescore import (
     moments,
-    open_trace,
     rescore,
     rescore_sets,
 )
 from vlmsafe.io.images import encode
+from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.frame_stack import Moments
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers import make_scorer, parse_scorer
@@ -26,60 +25,6 @@ SETS = {
     "one": PromptSet(("the car drives safely",), ("about to hit",)),
     "two": PromptSet(("a clear road", "The car  drives safely"), ("danger", "the car leaves the road")),
 }
-
-
-def test_trace_of_a_run_is_found_by_protocol_or_by_being_the_only_one(tmp_path):
-    run = make_run(tmp_path / "run").path
-    other = write_recorded(run, "paper-20")
-    assert open_trace(run).path == other
-    held_out = write_recorded(run)
-    assert open_trace(run).path == held_out
-    assert open_trace(run, "paper-20").path == other
-    assert open_trace(held_out).about["every"] == 2
-    held_out.unlink()
-    write_recorded(run, "paper-200")
-    with pytest.raises(InputError, match="several others; choose with --protocol: paper-20, paper-200"):
-        open_trace(run)
-
-
-def test_trace_says_which_prompt_each_similarity_is_of(tmp_path):
-    (one,) = open_trace(write_recorded(tmp_path)).onlookers
-    assert (one.scorer, one.prefix, one.prompts) == ("embedded", "", PROMPTS)
-    assert one.prompt_set == PromptSet((PROMPTS[0][1],), (PROMPTS[1][1],))
-    first, second = open_trace(write_recorded(tmp_path, scorers=("clip", "oracle"))).onlookers
-    assert (first.prefix, second.prefix) == ("clip_", "oracle_")
-
-
-def test_run_without_a_trace_or_without_frames_is_told_the_command_that_makes_it(tmp_path):
-    run = make_run(tmp_path / "a run").path
-    with pytest.raises(InputError, match=r"has no trace 'held-out'; record one with: vlmsafe trace '.*a run' --frames"):
-        open_trace(run)
-    with pytest.raises(InputError, match=r"--frames --protocol paper-20 --every 4$"):
-        open_trace(run, "paper-20")
-    write_recorded(run, "paper-20", every=2, frames=False)
-    with pytest.raises(InputError, match=r"without frames; .*' --frames --protocol paper-20 --every 2 --overwrite$"):
-        open_trace(run, "paper-20").pictures()
-    lone = write_recorded(tmp_path, frames=False, scorers=("clip", "oracle")).rename(tmp_path / "lone.parquet")
-    with pytest.raises(InputError, match=r"vlmsafe trace RUN --frames --scorer clip --scorer oracle --overwrite$"):
-        open_trace(lone).pictures()
-
-
-def test_what_is_no_trace_is_refused(tmp_path):
-    path = write_recorded(tmp_path)
-    with pytest.raises(InputError, match="is no trace: it has no column 'scenario'; it holds the frames of one"):
-        open_trace(frames_path(path))
-    with pytest.raises(InputError, match="there is no"):
-        open_trace(tmp_path / "nowhere.parquet")
-    path.write_bytes(b"nothing")
-    with pytest.raises(InputError, match="cannot be read as Parquet"):
-        open_trace(path)
-
-
-def test_frames_of_another_trace_are_refused(tmp_path):
-    path = write_recorded(tmp_path)
-    pl.read_parquet(frames_path(path)).slice(1).write_parquet(frames_path(path))
-    with pytest.raises(InputError, match="does not hold the frames of the scored steps"):
-        open_trace(path).pictures()
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])

@@ -16,7 +16,8 @@ from vlmsafe.audit.findings import (
 from vlmsafe.comparison.claims import Claims, Comparison
 from vlmsafe.comparison.outcomes import smallest_p
 from vlmsafe.comparison.settings import differences, infer_about, unnamed
-from vlmsafe.runs.records import PROMPTS, ArmRecord, RunRecord
+from vlmsafe.runs.layout import PROMPTS
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 
 def check_arm(arm: ArmRecord) -> Iterator[Finding]:

@@ -9,7 +9,8 @@ from typing import Any
 from vlmsafe.analysis.multiplier_replay import AGREEMENT, rebuild
 from vlmsafe.audit.findings import Finding, Severity, listed
 from vlmsafe.errors import InputError
-from vlmsafe.runs.records import PROMPTS, RunRecord
+from vlmsafe.runs.layout import PROMPTS
+from vlmsafe.runs.records import RunRecord
 
 _NOT_SETTINGS = ("run_dir",)
 

@@ -19,14 +19,12 @@ from vlmsafe.analysis.prompt_bench import (
 )
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.trace.rescore import (
-    Onlooker,
-    RecordedTrace,
     Rescored,
-    open_trace,
     rescore_sets,
     takes_sets_together,
 )
-from vlmsafe.runs.tables import DEFAULT_PROTOCOL
+from vlmsafe.runs.layout import DEFAULT_PROTOCOL
+from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers import ScorerName, parse_scorer
@@ -102,7 +100,7 @@ def compare(
         for label, one in found.items():
             title = label if len(names) == 1 else str(name) if len(sets) == 1 else f"{name}, {label}"
             candidates[title] = _candidate(title, one)
-            if own is not None and (str(name), sets[label].texts) == (own.scorer, _texts(own)):
+            if own is not None and (str(name), sets[label].texts) == (own.name, _texts(own)):
                 rounding = _rounding(title, one, traces, own)
     if own is not None and not rounding:
         candidates[RECORDED] = _recorded(traces, own)
@@ -121,34 +119,34 @@ def compare(
     return Trial(title, result, notes)
 
 
-def _shared(traces: Sequence[RecordedTrace]) -> Onlooker | None:
+def _shared(traces: Sequence[RecordedTrace]) -> TraceScorer | None:
     """The scorer that all traces were recorded with, with the same prompts; None where there is none that reads.
 
     Its gate may be another in each: kappa is not compared.
     """
 
-    def known(trace: RecordedTrace) -> dict[Any, Onlooker]:
-        return {(one.scorer, one.prefix, one.prompts): one for one in trace.onlookers if one.prompt_set is not None}
+    def known(trace: RecordedTrace) -> dict[Any, TraceScorer]:
+        return {(one.name, one.prefix, one.prompts): one for one in trace.scorers if one.prompt_set is not None}
 
     lists = [known(trace) for trace in traces]
     return next((one for key, one in lists[0].items() if all(key in others for others in lists[1:])), None)
 
 
-def _texts(own: Onlooker) -> tuple[str | None, ...]:
+def _texts(own: TraceScorer) -> tuple[str | None, ...]:
     return tuple(text for _, text in own.prompts)
 
 
-def _scorers(wanted: Sequence[str], own: Onlooker | None) -> list[ScorerName]:
+def _scorers(wanted: Sequence[str], own: TraceScorer | None) -> list[ScorerName]:
     if wanted:
         names = [parse_scorer(name).absolute for name in dict.fromkeys(wanted)]
         for name in names:
             if not name.reads:
                 raise InputError(f"the scorer '{name}' compares with no text; the prompt bench takes those that do")
         return names
-    return [parse_scorer("embedded" if own is None else own.scorer)]
+    return [parse_scorer("embedded" if own is None else own.name)]
 
 
-def _sets(wanted: Sequence[str], own: Onlooker | None) -> dict[str, PromptSet]:
+def _sets(wanted: Sequence[str], own: TraceScorer | None) -> dict[str, PromptSet]:
     """Prompt sets by a short name each: a file's stem, or its whole name where two stems are the same."""
     if wanted:
         given = list(dict.fromkeys(wanted))
@@ -169,7 +167,7 @@ def _candidate(title: str, one: Rescored) -> Candidate:
     )
 
 
-def _recorded(traces: Sequence[RecordedTrace], own: Onlooker) -> Candidate:
+def _recorded(traces: Sequence[RecordedTrace], own: TraceScorer) -> Candidate:
     """The scores in the table, as the scorer gave them on the frames as they were rendered."""
     positive, negative, margin = (_column(traces, own.prefix + name) for name in ("positive", "negative", "margin"))
     return Candidate(RECORDED, positive, negative, margin)
@@ -179,7 +177,7 @@ def _column(traces: Sequence[RecordedTrace], name: str) -> np.ndarray[Any, np.dt
     return np.concatenate([trace.steps.filter("scored")[name].cast(pl.Float64).to_numpy() for trace in traces])
 
 
-def _rounding(title: str, one: Rescored, traces: Sequence[RecordedTrace], own: Onlooker) -> list[str]:
+def _rounding(title: str, one: Rescored, traces: Sequence[RecordedTrace], own: TraceScorer) -> list[str]:
     """What the pictures' rounded colours changed, where the same was scored then."""
     then = np.stack([_column(traces, f"{own.prefix}similarity_{i}") for i in range(len(own.prompts))], axis=1)
     off = np.abs(one.similarities - then)

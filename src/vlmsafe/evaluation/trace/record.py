@@ -23,7 +23,6 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.envs.vector.frames import Frames, Sender, Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.evaluate import require_writable
 from vlmsafe.evaluation.gated_scorers import (
     Bench,
     Judge,
@@ -31,8 +30,9 @@ from vlmsafe.evaluation.gated_scorers import (
     judges_of,
 )
 from vlmsafe.evaluation.plan import EpisodeTask, Plan
-from vlmsafe.evaluation.trace.files import trace_path, write_trace
+from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.traces import write_trace
 from vlmsafe.signals.frame_stack import stacked
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers import Look, Scorer
@@ -199,7 +199,7 @@ def trace(
     )  # fmt: skip
     if indicators is not None:
         plan = dataclasses.replace(plan, spec=env_spec(plan.run.config.env, indicators=indicators))
-    path = trace_path(plan.run, plan.protocol, epoch, indicators)
+    path = plan.run.trace_path(plan.protocol.name, epoch, indicators)
     if write:
         require_writable(path)
     judges = _judges(plan, scorers, prompts, device, batch, service)

@@ -1,161 +1,23 @@
-"""Recorded traces, opened again: their steps, who looked on, their frames, and those frames scored anew.
+"""Score the frames of recorded traces anew.
 
-Pictures were kept of the scored steps only. A scorer that wants several frames of a moment gets the earlier ones from
-among them, which is exact where they were kept often enough, and refused where they were not.
+A trace keeps pictures of its scored steps only. A scorer that wants several frames of a moment gets the earlier ones
+from among these pictures. If a frame that it wants was not kept, the trace is refused.
 """
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace.files import frames_path, read_about
-from vlmsafe.runs.run import Run
-from vlmsafe.runs.tables import DEFAULT_PROTOCOL, find_table, tables_in
 from vlmsafe.signals.frame_stack import APART, Frame
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers import Scorer, ScorerName, make_scorer
 from vlmsafe.signals.scorers.api import Similarities, check_scorer
 from vlmsafe.training.score import score_named
-
-_BASE = ("episode", "scenario", "step", "reward", "cost", "hazard", "scored")
-
-
-@dataclass(frozen=True)
-class Onlooker:
-    """A scorer of a trace: what it is called, what its columns begin with, and what they are."""
-
-    scorer: str
-    prefix: str
-    prompts: tuple[tuple[str, str | None], ...]
-    """Of each similarity its group, positive or negative, and its prompt, None where it has none."""
-    gate: Mapping[str, Any]
-
-    @property
-    def prompt_set(self) -> PromptSet | None:
-        """The prompts it compared with, where it compared with any."""
-        groups: dict[str, list[str]] = {"positive": [], "negative": []}
-        for group, text in self.prompts:
-            if text is None:
-                return None
-            groups[group].append(text)
-        return PromptSet(tuple(groups["positive"]), tuple(groups["negative"])) if all(groups.values()) else None
-
-
-@dataclass(frozen=True, eq=False)
-class RecordedTrace:
-    """A trace as it is on disk."""
-
-    path: Path
-    steps: pl.DataFrame
-    about: Mapping[str, Any]
-    """Who looked on, with which words; empty where a trace came without it."""
-
-    @property
-    def title(self) -> str:
-        """Which run this is of, as far as it is known."""
-        about = self.about
-        if not {"method", "env", "seed", "protocol"} <= set(about):
-            return self.path.stem
-        return f"{about['method']} on {about['env']}, seed {about['seed']}, {about['protocol']}"
-
-    @property
-    def onlookers(self) -> tuple[Onlooker, ...]:
-        """Every scorer of the trace, in order."""
-        said = {entry["prefix"]: entry for entry in self.about.get("scorers", ())}
-        found = []
-        for column in self.steps.columns:
-            if column != "negative" and not column.endswith("_negative"):
-                continue
-            prefix = column.removesuffix("negative")
-            entry = said.get(prefix, {})
-            described = {one["column"]: one for one in entry.get("similarities", ())}
-            names = [name for name in self.steps.columns if _is_similarity(name, prefix)]
-            prompts = tuple(
-                (described.get(name, {}).get("group", ""), described.get(name, {}).get("prompt")) for name in names
-            )
-            name = entry.get("scorer", prefix.rstrip("_") or "scorer")
-            found.append(Onlooker(name, prefix, prompts, entry.get("gate", {})))
-        return tuple(found)
-
-    @property
-    def command(self) -> str:
-        """What to type to record it again, with frames."""
-        folder = self.path.parent
-        run = str(folder.parent) if folder.name == "traces" else "RUN"
-        scorers = [one.scorer for one in self.onlookers] if len(self.onlookers) > 1 else []
-        return trace_command(run, self.about.get("protocol"), self.about.get("every", 1), scorers, again=True)
-
-    def pictures(self) -> pl.DataFrame:
-        """The frames of all scored steps, in the order of the table: episode, step, picture."""
-        path = frames_path(self.path)
-        if not path.is_file():
-            raise InputError(f"{self.path} was recorded without frames; record it again with: {self.command}")
-        kept = _read(path)
-        scored = self.steps.filter("scored").select("episode", "step")
-        fits = {"episode", "step", "picture"} <= set(kept.columns)
-        if not fits or not scored.equals(kept.select("episode", "step")):
-            raise InputError(
-                f"{path} does not hold the frames of the scored steps of {self.path.name}; record both again with: "
-                f"{self.command}"
-            )
-        return kept
-
-
-def _is_similarity(name: str, prefix: str) -> bool:
-    return name.startswith(f"{prefix}similarity_") and name.removeprefix(f"{prefix}similarity_").isdigit()
-
-
-def trace_command(
-    run: str, protocol: str | None = None, every: int = 4, scorers: Sequence[str] = (), *, again: bool = False
-) -> str:
-    """What to type to record a trace with frames."""
-    words = ["vlmsafe", "trace", run, "--frames"]
-    if protocol not in (None, DEFAULT_PROTOCOL):
-        words += ["--protocol", str(protocol)]
-    if every > 1:
-        words += ["--every", str(every)]
-    for scorer in scorers:
-        words += ["--scorer", scorer]
-    return shlex.join(words + (["--overwrite"] if again else []))
-
-
-def open_trace(place: Path, protocol: str | None = None) -> RecordedTrace:
-    """A trace by its file, or that of a run: of a protocol, by default held-out, else the only one there is."""
-    if place.suffix == ".parquet":
-        if protocol is not None:
-            raise InputError(f"{place} is one trace; leave --protocol out, or give the run directory")
-        if not place.is_file():
-            raise InputError(f"there is no {place}; expected a trace, or a run directory")
-        path = place
-    else:
-        path = _of_run(Run.open(place), protocol)
-    steps = _read(path)
-    missing = [name for name in _BASE if name not in steps.columns]
-    if missing:
-        hint = "; it holds the frames of one" if "picture" in steps.columns else ""
-        raise InputError(f"{path} is no trace: it has no column '{missing[0]}'{hint}")
-    if not len(steps):
-        raise InputError(f"{path} has no steps")
-    return RecordedTrace(path, steps, read_about(path))
-
-
-def _of_run(run: Run, protocol: str | None) -> Path:
-    folder = run.path / "traces"
-    if (path := find_table(folder, protocol)) is not None:
-        return path
-    others = f" (it has: {', '.join(tables_in(folder))})" if tables_in(folder) else ""
-    raise InputError(
-        f"{run.path} has no trace '{protocol or DEFAULT_PROTOCOL}'{others}; record one with: "
-        f"{trace_command(str(run.path), protocol)}"
-    )
 
 
 def moments(pictures: pl.DataFrame, frames: int) -> Iterator[Frame]:
@@ -292,10 +154,3 @@ def _places(sets: Iterable[PromptSet]) -> dict[str, tuple[str, int]]:
         for text in one.texts:
             places.setdefault(_key(text), (text, len(places)))
     return places
-
-
-def _read(path: Path) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(path)
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
