@@ -1,13 +1,17 @@
-# make demo   train on MetaDrive, evaluate on held-out scenarios, print the result
-# make test   the whole test suite, with linter and type checker
+# make demo    train on MetaDrive, evaluate on held-out scenarios, print the result
+# make check   linter, type checker and the fast tests: two minutes
+# make test    linter, type checker and every test but the soaks: a quarter of an hour on two cores
+# make soak    what takes long by nature: chaos on a cluster, every shipped study, every learner on every seed
 # make embedded   make the embedded scorer anew, from training agents to its card; takes hours without a GPU
-# All set up everything they need first (make install).
+# Each sets up what it needs first (make install).
 
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: demo test embedded install lint clean
+.PHONY: install demo embedded check test soak lint types suite fast clean
+
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
 install: $(VENV)/installed
 
@@ -26,14 +30,29 @@ embedded: install
 	install -m 644 $(addprefix .embedded/,weights.safetensors card.md data.json figures.json) \
 		src/vlmsafe/signals/scorers/embedded/
 
+# The type checker runs beside the tests, which leave it time while they wait.
+check: install lint
+	@$(MAKE) --no-print-directory -j2 types fast
+
 test: install lint
 	@tools/browser.sh
-	$(BIN)/python -m pytest -n auto
+	@$(MAKE) --no-print-directory -j2 types suite
+
+soak: install
+	$(PYTEST) -m soak
+
+fast:
+	$(PYTEST) -m "not slow and not soak"
+
+suite:
+	$(PYTEST)
+
+types:
+	$(BIN)/mypy
 
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) .benchmarks build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,8 +1,26 @@
-"""What tests of several folders share."""
+"""What the tests of all rooms share."""
 
+import os
 import sys
 from pathlib import Path
+
+import hypothesis
+
+# Models and matrices in tests are small: threads that wait for each other would take most of the time, and other
+# tests run beside them. The libraries read this when they are first imported, in child processes too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Small models, scorers and made-up runs. They are imported by name, as a user's own would be
 # (`python:frame_scorer:FrameScorer`), in worker processes too.
 sys.path.append(str(Path(__file__).parent / "support"))
+
+# A machine that is busy with other tests takes its time, and no promise is about speed.
+hypothesis.settings.register_profile(
+    "tests", max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """How many workers `-n auto` starts: more than cores, because tests wait for processes that they started."""
+    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2

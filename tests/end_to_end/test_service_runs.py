@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from small_models import save_small_clip
 
 from vlmsafe import resume, train
@@ -40,15 +39,6 @@ SETTINGS = {
     "num_envs": 2, "quiet": True, "learner": {"update_iters": 2},
 }  # fmt: skip
 SIGNAL = {"device": "cpu", "every": 2, "batch": 16, "calibration": {"frames": 40}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Models this small lose time where threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Every policy loss and its hand-written derivatives are what autograd makes of the formula."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,6 @@ seeds = st.integers(0, 2**32 - 1)
 dtypes = st.sampled_from([np.float32, np.float64])
 
 ETA, TEMPERATURE = 0.05, 1.5
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_torch_thread() -> Iterator[None]:
-    """Threads that wait for each other would take most of these tests' time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Case:

@@ -1,7 +1,6 @@
 """An update is the textbook's: an eager PyTorch loop, written out below, arrives at the same networks."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,15 +25,6 @@ seeds = st.integers(0, 2**32 - 1)
 
 SHAPE = Shape(observation=4, hidden=(8, 7), action=2, critics=2)
 CONFIG = LearnerConfig(update_iters=3, batch_size=32, kl_early_stop=False)
-
-
-@pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    """Threads that wait for each other would take most of these tests' time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_batch(seed: int, count: int = 110, critics: int = 2, action: int = 2, scale: float = 1.0) -> Batch:

@@ -1,7 +1,5 @@
 """Second-order tools against autograd: Hessian products of the divergence, gradients, and linear systems."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -14,15 +12,6 @@ from vlmsafe.learners.trust_region import PolicySurface, conjugate_gradients
 quick = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 2**32 - 1)
 averages = st.booleans()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_torch_thread() -> Iterator[None]:
-    """Threads that wait for each other would take most of these tests' time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Setting:

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -32,15 +31,6 @@ PROMPTS = PromptSet(["the car drives safely", "a clear road"], ["about to hit", 
 STRANGE = PromptSet(["the purple car drives safely"], ["danger, lorries and a purple road"])
 SMALL = {"env": "speeding", "total_steps": 708, "steps_per_epoch": 354, "quiet": True, "learner": {"update_iters": 2}}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The model is too small for more, and other tests run beside these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

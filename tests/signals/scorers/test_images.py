@@ -1,7 +1,5 @@
 """Frames become the pixels the reference processor makes of them."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -26,15 +24,6 @@ OPENAI = {  # the file of openai/clip-vit-base-patch32
     "resample": 3,
     "size": 224,
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """The images are too small for more, and other tests run beside these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def noise(*size: int, count: int = 1, seed: int = 0) -> np.ndarray:

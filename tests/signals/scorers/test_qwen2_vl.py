@@ -30,15 +30,6 @@ SAFE, DANGER = "safe driving conditions", "driving danger or imminent collision"
 SIZES = [(60, 90), (90, 60), (84, 84), (300, 200), (20, 110)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """A model this small only loses time to threads that wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("qwen2-vl")
