@@ -13,11 +13,10 @@ from designs.published_design import EXPECTED, UNREPORTED, write_published_desig
 
 from vlmsafe.audit import audit
 from vlmsafe.audit.findings import (
-    CODES,
     EXIT_ERRORS,
     EXIT_WARNINGS,
-    Severity,
 )
+from vlmsafe.audit.kinds import KINDS, Severity
 from vlmsafe.errors import InputError
 
 
@@ -104,7 +103,7 @@ def test_a_harmless_change_is_not_complained_of(benign, bases, tmp_path):
 
 
 def test_every_kind_of_finding_is_planted_or_published():
-    assert set(CODES) - {planted.code for planted in PLANTED} - set(EXPECTED) - set(UNREPORTED) <= {"many-tests"}
+    assert set(KINDS) - {planted.code for planted in PLANTED} - set(EXPECTED) - set(UNREPORTED) <= {"many-tests"}
 
 
 def test_the_command_prints_findings_and_exits_by_the_worst(published, clean):
@@ -120,7 +119,7 @@ def test_the_command_prints_findings_and_exits_by_the_worst(published, clean):
 def test_warnings_alone_have_an_exit_code_of_their_own(tmp_path):
     write_clean_design(tmp_path, seeds=3)
     result = audit([tmp_path])
-    assert {finding.weight for finding in result.findings} == {Severity.WARNING}
+    assert {finding.severity for finding in result.findings} == {Severity.WARNING}
     assert result.codes() == {"too-few-seeds"}
     assert result.exit_code == EXIT_WARNINGS
 

@@ -1,4 +1,4 @@
-"""The audit itself: every check on every run, arm and comparison, in the order in which a reader would ask."""
+"""The audit: reads the runs, calls every check on every run, arm and comparison, and sorts what they found."""
 
 from __future__ import annotations
 
@@ -6,33 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from vlmsafe.audit.checks.conclusion import (
-    check_distance,
-    check_evaluated_return,
-    check_passive,
-    check_shaped_return,
-)
-from vlmsafe.audit.checks.design import (
-    check_arm,
-    check_comparison,
-    check_copies,
-    check_tests,
-)
-from vlmsafe.audit.checks.evaluation import check_evaluations, check_matched_evaluation
-from vlmsafe.audit.checks.robustness import (
-    check_baselines,
-    check_few_episodes,
-    check_replications,
-    check_windows,
-)
-from vlmsafe.audit.checks.runs import check_run
-from vlmsafe.audit.checks.signal import check_signal
-from vlmsafe.audit.findings import (
-    CODES,
-    Audit,
-    Finding,
-    Unchecked,
-)
+from vlmsafe.audit.checks import design, evaluations, metrics, runs, signal, verdicts
+from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding
+from vlmsafe.audit.kinds import KINDS
 from vlmsafe.comparison.claims import (
     Claims,
     Comparison,
@@ -58,11 +34,11 @@ def audit(
     passive_below: float | None = None,
     resamples: int = RESAMPLES,
 ) -> Audit:
-    """Look at runs, or folders of runs, and say what a comparison of them can and cannot show.
+    """Find out what a comparison of runs, or of folders of runs, can and cannot show.
 
-    `claims` says what is compared; without it a `claims.yaml` in one of the folders does, and without that arms are
-    compared as a reader would, each with `baseline` where one is named. `passive_below` is the return below which an
-    episode without cost counts as passive.
+    `claims` says what is compared. Without it a `claims.yaml` in one of the folders does. Without that, arms are
+    compared as `comparison.claims.comparisons` chooses, each with `baseline` where one is named. `passive_below` is the
+    return below which an episode without cost counts as passive.
     """
     if passive_below is not None and not math.isfinite(passive_below):
         raise InputError(f"passive_below is {passive_below}; expected a finite return")
@@ -81,60 +57,69 @@ def audit(
     if claims is not None and any((Path(path) / STUDY_FILE).is_file() for path in paths):
         claims, unfinished = claims_with_runs(claims, arms)  # a study checks its claims against its own arms
     compared = comparisons(arms, claims, baseline=baseline)
-    said = list(_look(arms.values(), compared, claims, passive_below, resamples))
-    said += [Unchecked(("unmatched-arms",), "the study", line) for line in unfinished]
-    said += [
-        Finding("unreadable-run", line.split(":")[0], (line,), "restore it, or leave it out") for line in unreadable
+    reported = list(_check(list(arms.values()), compared, claims, passive_below, resamples))
+    reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]
+    reported += [
+        finding("unreadable-run", Subject("run", runs=(line.split(":")[0],)), [line], fix="restore it, or leave it out")
+        for line in unreadable
     ]
-    # Several claims about one pair of arms would say the same of it several times.
-    findings = list(
-        {(entry.code, entry.where, entry.evidence): entry for entry in said if isinstance(entry, Finding)}.values()
-    )
-    order = {code: place for place, code in enumerate(CODES)}
-    findings.sort(key=lambda finding: (-finding.weight, order[finding.code]))
+    # Several claims about one pair of arms give the same finding several times.
+    found = {(one.code, one.subject, one.evidence): one for one in reported if isinstance(one, Finding)}
+    order = {code: place for place, code in enumerate(KINDS)}
     return Audit(
-        tuple(findings),
-        tuple(_once(entry for entry in said if isinstance(entry, Unchecked))),
-        tuple(dict.fromkeys(comparison.where for comparison in compared)),
+        tuple(sorted(found.values(), key=lambda one: (-one.severity, order[one.code]))),
+        tuple(_grouped([one for one in reported if isinstance(one, Unchecked)])),
+        tuple(dict.fromkeys(about_comparison(comparison).where for comparison in compared)),
         tuple(summary for arm in arms.values() for summary in summarise_arm(arm)),
     )
 
 
-def _look(
-    arms: Iterable[ArmRecord],
+def _check(
+    arms: Sequence[ArmRecord],
     compared: Sequence[Comparison],
     claims: Claims | None,
     passive_below: float | None,
     resamples: int,
 ) -> Iterator[Finding | Unchecked]:
-    arms = list(arms)
+    """Everything that the checks report, in the order of runs, arms, comparisons and environments."""
     for arm in arms:
-        for run in arm.runs:
-            yield from check_run(run)
-        yield from check_arm(arm)
-        yield from check_evaluations(arm)
-        yield from check_signal(arm, resamples=resamples)
-        yield from check_evaluated_return(arm)
-    yield from check_copies(arms)
+        yield from _check_arm(arm, resamples)
+    for of_arms in design.ALL_ARMS_CHECKS:
+        yield from of_arms(arms)
     if len(arms) > 1 and not compared:
-        yield Unchecked(("unmatched-arms",), "all arms", "no two of them share an environment, so nothing is compared")
+        yield Unchecked(("unmatched-arms",), (EVERYTHING,), "no two arms share an environment, so nothing is compared")
     for comparison in compared:
-        yield from check_comparison(comparison)
-        yield from check_matched_evaluation(comparison)
-        yield from check_shaped_return(comparison)
-        yield from check_few_episodes(comparison)
-        yield from check_windows(comparison)
-    yield from check_tests(claims, compared)
-    yield from check_baselines(compared)
-    yield from check_replications(compared, arms)
+        for module in (design, evaluations, metrics, verdicts):
+            for of_comparison in module.COMPARISON_CHECKS:
+                yield from of_comparison(comparison)
+    yield from verdicts.many_tests(claims, compared)
+    yield from verdicts.baseline_dependent(compared)
+    yield from verdicts.replication_noise(compared, arms)
     for env in dict.fromkeys(arm.env for arm in arms):
         own = [arm for arm in arms if arm.env == env]
-        yield from check_distance(env, own)
-        yield from check_passive(env, own, passive_below)
+        yield from metrics.cost_tracks_distance(env, own)
+        yield from metrics.passive_policy(env, own, passive_below)
+
+
+def _check_arm(arm: ArmRecord, resamples: int) -> Iterator[Finding | Unchecked]:
+    for run in arm.runs:
+        for of_run in runs.RUN_CHECKS:
+            yield from of_run(run)
+    for of_arm in (*design.ARM_CHECKS, *metrics.ARM_CHECKS, *(signal.ARM_CHECKS if arm.has_signal else ())):
+        yield from of_arm(arm)
+    for protocol in arm.protocols:
+        for of_evaluation in evaluations.EVALUATION_CHECKS:
+            yield from of_evaluation(arm, protocol)
+    for traced in signal.read_traces(arm, resamples) if arm.has_signal else ():
+        if isinstance(traced, Unchecked):
+            yield traced
+        else:
+            for of_trace in signal.TRACE_CHECKS:
+                yield from of_trace(traced)
 
 
 def claims_beside(paths: Sequence[Path | str]) -> Claims | None:
-    """The claims that lie in one of the folders, or above the runs."""
+    """The claims in one of these folders."""
     places = dict.fromkeys(Path(path) / CLAIMS for path in paths)
     found = [place for place in places if place.is_file()]
     if len(found) > 1:
@@ -143,10 +128,10 @@ def claims_beside(paths: Sequence[Path | str]) -> Claims | None:
     return load_claims(found[0]) if found else None
 
 
-def _once(entries: Iterable[Unchecked]) -> Iterator[Unchecked]:
-    """Each reason once, with all places it holds for."""
-    grouped: dict[tuple[tuple[str, ...], str], list[str]] = {}
+def _grouped(entries: Iterable[Unchecked]) -> Iterator[Unchecked]:
+    """Each reason once, with everything that it holds for."""
+    grouped: dict[tuple[tuple[str, ...], str], list[Subject]] = {}
     for entry in entries:
-        grouped.setdefault((entry.codes, entry.reason), []).append(entry.where)
-    for (codes, reason), places in grouped.items():
-        yield Unchecked(codes, "; ".join(dict.fromkeys(places)), reason)
+        grouped.setdefault((entry.codes, entry.reason), []).extend(entry.subjects)
+    for (codes, reason), subjects in grouped.items():
+        yield Unchecked(codes, tuple(dict.fromkeys(subjects)), reason)

@@ -1,105 +1,159 @@
-"""What an audit says: findings with their evidence and what would fix them, and what could not be looked at."""
+"""What an audit returns: findings with their evidence, what they are about and how to fix them.
+
+A finding carries fields (`Subject`, numbers in `data`). The sentence that says where it applies is made from them once,
+in `Subject.where`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from enum import IntEnum
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from vlmsafe.audit.kinds import KINDS, FindingKind, Severity
+from vlmsafe.comparison.claims import Comparison
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 EXIT_WARNINGS = 3
 EXIT_ERRORS = 4
 
-
-class Severity(IntEnum):
-    """How much a finding takes away from a comparison."""
-
-    NOTE = 1
-    """Worth knowing; the comparison stands."""
-    WARNING = 2
-    """The comparison shows less than it seems to."""
-    ERROR = 3
-    """The comparison does not show what it says."""
+Scope = Literal["run", "arm", "comparison", "environment", "all"]
 
 
-CODES: dict[str, tuple[Severity, str]] = {
-    # the design
-    "unmatched-arms": (Severity.ERROR, "arms differ in more than the comparison names"),
-    "inconsistent-arm": (Severity.ERROR, "runs of one arm have different settings"),
-    "seed-sets-differ": (Severity.WARNING, "the arms have different seeds"),
-    "too-few-seeds": (Severity.WARNING, "too few seeds for the claimed test"),
-    "duplicate-runs": (Severity.ERROR, "runs that should differ are the same"),
-    "identical-arms": (Severity.WARNING, "what was varied changed nothing"),
-    "code-differs": (Severity.WARNING, "the arms were trained with different code"),
-    # the runs
-    "unreadable-run": (Severity.ERROR, "a run that cannot be read"),
-    "incomplete-run": (Severity.ERROR, "a run that ended before its last epoch"),
-    "untrained-checkpoint": (Severity.ERROR, "an untrained policy among the results"),
-    "config-changed": (Severity.ERROR, "settings that are not those the run was trained with"),
-    "not-finite": (Severity.ERROR, "results that are missing or not finite"),
-    "record-disagrees": (Severity.ERROR, "a record that contradicts itself"),
-    "replay-disagrees": (Severity.ERROR, "a multiplier that does not follow from its own record"),
-    # the evaluation
-    "missing-evaluation": (Severity.WARNING, "runs without the evaluation that the others have"),
-    "evaluations-differ": (Severity.ERROR, "arms evaluated under different conditions"),
-    "evaluated-on-training-scenarios": (Severity.ERROR, "evaluation scenarios from the training pool"),
-    "repeated-episodes": (Severity.WARNING, "evaluation episodes that are repetitions of each other"),
-    "stale-evaluation": (Severity.WARNING, "an evaluation of another checkpoint than the last"),
-    "shared-simulator": (Severity.WARNING, "evaluation episodes that depend on each other"),
-    # the conclusion
-    "shaped-return": (Severity.ERROR, "a return that contains the bonus, compared as if it were the task's"),
-    "cost-tracks-distance": (Severity.WARNING, "cost that tracks the distance travelled"),
-    "passive-policy": (Severity.WARNING, "low cost by doing nothing"),
-    "few-episodes-decide": (Severity.WARNING, "a difference that a few episodes make"),
-    "window-dependent": (Severity.WARNING, "a conclusion that depends on the window of epochs"),
-    "protocol-dependent": (Severity.WARNING, "a conclusion that depends on the evaluation"),
-    "many-tests": (Severity.NOTE, "several tests at a level meant for one"),
-    "replication-noise": (Severity.WARNING, "repetitions of one arm that differ as much as the arms do"),
-    "baseline-dependent": (Severity.WARNING, "a conclusion that depends on the baseline"),
-    # the signal
-    "inert-signal-term": (Severity.WARNING, "a signal term too small to move the multiplier"),
-    "gate-saturated": (Severity.WARNING, "a gate that is open or closed almost everywhere"),
-    "constant-score": (Severity.WARNING, "a score that hardly varies"),
-    "no-lead-time": (Severity.WARNING, "a score that does not rise before contact"),
-    "frames-show-cost": (Severity.ERROR, "frames that show the cost to the scorer"),
-}
-"""Every code, with its usual severity and its title."""
+@dataclass(frozen=True)
+class Subject:
+    """What a finding is about."""
+
+    scope: Scope
+    """Single runs, an arm, a comparison of two arms, an environment, or everything that was audited."""
+    environment: str = ""
+    arms: tuple[str, ...] = ()
+    """Of a comparison: first and second."""
+    runs: tuple[str, ...] = ()
+    """The runs in question, such as 'ppo-lag seed-42'; of a folder that cannot be opened, its path."""
+    protocol: str = ""
+    """The evaluation or trace in question, or 'training'; empty where the finding is not about one of them."""
+
+    @property
+    def where(self) -> str:
+        """
+        >>> Subject("comparison", "braking", ("ppo-lag", "ppo"), protocol="held-out").where
+        "braking: ppo-lag against ppo, 'held-out'"
+        """
+        if self.scope == "all":
+            return "all comparisons"
+        names = {"run": ", ".join(self.runs), "environment": ""}.get(self.scope, " against ".join(self.arms))
+        place = ": ".join(part for part in (self.environment, names) if part)
+        return f"{place}, '{self.protocol}'" if self.protocol else place
+
+
+EVERYTHING = Subject("all")
+
+
+def about_runs(*runs: RunRecord) -> Subject:
+    """Single runs of one environment."""
+    return Subject("run", runs[0].env, _once(run.arm for run in runs), _once(run.label for run in runs))
+
+
+def about_arm(arm: ArmRecord, protocol: str = "", runs: Iterable[RunRecord] | None = None) -> Subject:
+    """An arm, or those of its runs in which something was found."""
+    return Subject("arm", arm.env, (arm.name,), _labels(arm.runs if runs is None else runs), protocol)
+
+
+def about_comparison(comparison: Comparison, protocol: str = "", runs: Iterable[RunRecord] | None = None) -> Subject:
+    """Two arms, or those of their runs in which something was found."""
+    claim, both = comparison.claim, (*comparison.first.runs, *comparison.second.runs)
+    return Subject(
+        "comparison", comparison.env, (claim.first, claim.second), _labels(both if runs is None else runs), protocol
+    )
+
+
+def about_environment(env: str, arms: Sequence[ArmRecord], protocol: str) -> Subject:
+    """All arms of an environment that have an evaluation."""
+    runs = [run for arm in arms for run in arm.runs if protocol in run.evaluations]
+    return Subject("environment", env, _once(run.arm for run in runs), _labels(runs), protocol)
+
+
+def _labels(runs: Iterable[RunRecord]) -> tuple[str, ...]:
+    return _once(run.label for run in runs)
+
+
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or weaker than it looks."""
+    """One thing that is wrong, or weaker than it looks. Made by `finding`."""
 
-    code: str
-    where: str
-    """Environment, and the arms or the run it is about."""
+    kind: FindingKind
+    subject: Subject
+    severity: Severity
     evidence: tuple[str, ...]
+    """Lines for a reader."""
     fix: str
-    data: dict[str, Any] = field(default_factory=dict)
-    """The evidence as numbers, for programs."""
-    severity: Severity | None = None
-    """None for the code's usual one."""
+    data: Mapping[str, Any]
+    """The evidence as values, for programs."""
+    metric: str = ""
+    """The outcome in question, such as cost, where it is about one."""
 
     @property
-    def weight(self) -> Severity:
-        return self.severity if self.severity is not None else CODES[self.code][0]
+    def code(self) -> str:
+        return self.kind.code
 
     @property
     def title(self) -> str:
-        return CODES[self.code][1]
+        return self.kind.title
+
+    @property
+    def where(self) -> str:
+        return self.subject.where
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "severity": self.weight.name.lower(), "title": self.title}
+        return {
+            "code": self.code,
+            "severity": str(self.severity),
+            "title": self.title,
+            "where": self.where,
+            **asdict(self.subject),
+            "metric": self.metric,
+            "evidence": self.evidence,
+            "fix": self.fix,
+            "data": self.data,
+        }
+
+
+def finding(
+    code: str,
+    subject: Subject,
+    evidence: Iterable[str],
+    data: Mapping[str, Any] | None = None,
+    *,
+    fix: str = "",
+    severity: Severity | None = None,
+    metric: str = "",
+) -> Finding:
+    """A finding of a kind. Fix and severity are the kind's unless they are given."""
+    kind = KINDS[code]
+    return Finding(kind, subject, severity or kind.severity, tuple(evidence), fix or kind.remedy, data or {}, metric)
 
 
 @dataclass(frozen=True)
 class Unchecked:
-    """A question that was not asked, and why."""
+    """Questions that could not be asked, of what, and why."""
 
     codes: tuple[str, ...]
-    where: str
+    subjects: tuple[Subject, ...]
     reason: str
+
+    @property
+    def where(self) -> str:
+        return "; ".join(_once(subject.where for subject in self.subjects))
+
+    def to_dict(self) -> dict[str, Any]:
+        subjects = [asdict(subject) for subject in self.subjects]
+        return {"codes": self.codes, "where": self.where, "subjects": subjects, "reason": self.reason}
 
 
 @dataclass(frozen=True)
@@ -111,7 +165,7 @@ class Audit:
     comparisons: tuple[str, ...]
     """What was compared with what, in words."""
     arms: tuple[dict[str, Any], ...]
-    """What each arm came to, before anything is said about it."""
+    """The mean results of each arm, from training and from each evaluation."""
 
     @property
     def runs(self) -> int:
@@ -119,7 +173,7 @@ class Audit:
 
     @property
     def worst(self) -> Severity | None:
-        return max((finding.weight for finding in self.findings), default=None)
+        return max((one.severity for one in self.findings), default=None)
 
     @property
     def exit_code(self) -> int:
@@ -127,23 +181,23 @@ class Audit:
         return {Severity.ERROR: EXIT_ERRORS, Severity.WARNING: EXIT_WARNINGS}.get(self.worst or Severity.NOTE, 0)
 
     def codes(self) -> set[str]:
-        return {finding.code for finding in self.findings}
+        return {one.code for one in self.findings}
 
     def to_dict(self) -> dict[str, Any]:
         """For programs; plain values only, and null for numbers that are not finite."""
         document = {
             "runs": self.runs,
-            "arms": list(self.arms),
-            "comparisons": list(self.comparisons),
-            "worst": self.worst.name.lower() if self.worst else None,
-            "findings": [finding.to_dict() for finding in self.findings],
-            "unchecked": [asdict(entry) for entry in self.unchecked],
+            "arms": self.arms,
+            "comparisons": self.comparisons,
+            "worst": str(self.worst) if self.worst else None,
+            "findings": [one.to_dict() for one in self.findings],
+            "unchecked": [entry.to_dict() for entry in self.unchecked],
         }
         return {name: _plain(value) for name, value in document.items()}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple | set):
         return [_plain(entry) for entry in value]

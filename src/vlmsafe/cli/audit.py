@@ -55,12 +55,13 @@ def audit_verb(argv: list[str]) -> None:
     raise SystemExit(result.exit_code)
 
 
-_COLOURS = {"ERROR": "bold red", "WARNING": "bold yellow", "NOTE": "bold cyan"}
+_COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
 
 def show(result: Audit) -> None:
     """An audit as people read it: what the arms came to, then each kind of finding with everything it was found on."""
-    from vlmsafe.audit.findings import Finding, Severity, counted
+    from vlmsafe.audit.findings import Finding, counted
+    from vlmsafe.audit.kinds import Severity
 
     def line(text: str, indent: int, style: str = "") -> None:
         # Each line is printed by itself, so that one too long for the screen keeps its indentation.
@@ -73,9 +74,9 @@ def show(result: Audit) -> None:
         line(comparison, 2)
     groups: dict[tuple[str, Severity], list[Finding]] = {}
     for finding in result.findings:
-        groups.setdefault((finding.code, finding.weight), []).append(finding)
-    for (code, weight), own in groups.items():
-        head = Text(f"\n{weight.name.lower()}: ", style=_COLOURS[weight.name])
+        groups.setdefault((finding.code, finding.severity), []).append(finding)
+    for (code, severity), own in groups.items():
+        head = Text(f"\n{severity}: ", style=_COLOURS[str(severity)])
         head.append(own[0].title, style="bold")
         head.append(f"  ({code})", style="dim")
         out.print(head)
@@ -90,10 +91,10 @@ def show(result: Audit) -> None:
         for entry in result.unchecked:
             line(f"{', '.join(entry.codes)}: {entry.reason}", 2, "dim")
             line(entry.where, 4, "dim")
-    counts = {level: sum(finding.weight is level for finding in result.findings) for level in reversed(Severity)}
+    counts = {level: sum(finding.severity is level for finding in result.findings) for level in reversed(Severity)}
     out.print()
     if result.findings:
-        words = [counted(count, level.name.lower()) for level, count in counts.items() if count]
+        words = [counted(count, str(level)) for level, count in counts.items() if count]
         out.print(", ".join(words), style="bold")
     else:
         out.print("nothing found", style="bold green")

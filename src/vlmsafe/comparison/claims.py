@@ -121,10 +121,6 @@ class Comparison:
     def env(self) -> str:
         return self.first.env
 
-    @property
-    def where(self) -> str:
-        return f"{self.env}: {self.claim}"
-
 
 def comparisons(
     arms: Mapping[tuple[str, str], ArmRecord], claims: Claims | None, *, baseline: str | None = None

@@ -13,12 +13,8 @@ from vlmsafe.analysis.resampling import (
     Interval,
     bootstrap_mean_difference,
 )
-from vlmsafe.audit.findings import (
-    Audit,
-    Finding,
-    Severity,
-    counted,
-)
+from vlmsafe.audit.findings import Audit, Finding, counted
+from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Claim, Comparison
 from vlmsafe.comparison.outcomes import (
     WORDS,
@@ -129,22 +125,21 @@ def _interval(claim: Claim, first: Values, second: Values, alpha: float) -> Inte
 
 
 def _worst_about(comparison: Comparison, source: str, audit: Audit) -> Finding | None:
-    """The audit's worst finding about a comparison or one of its arms; about the comparison itself before the arms.
+    """The audit's worst finding about a comparison or one of its arms; one about the comparison itself comes first.
 
-    One about an evaluation that the comparison does not use is not about it.
+    Findings about an evaluation that the comparison does not use do not count.
     """
-    names = (comparison.claim.first, comparison.claim.second)
+    pair = (comparison.claim.first, comparison.claim.second)
     about, arms = [], []
     for one in audit.findings:
-        where, _, protocol = one.where.partition(", '")
-        if protocol and protocol.rstrip("'") != source:
+        subject = one.subject
+        if subject.environment != comparison.env or subject.protocol not in ("", source):
             continue
-        env, _, subject = where.partition(": ")
-        if where == comparison.where:
+        if subject.scope == "comparison" and subject.arms == pair:
             about.append(one)
-        elif env == comparison.env and " against " not in subject and subject.split(" ")[0] in names:
+        elif subject.scope in ("arm", "run") and subject.arms[0] in pair:  # two equal runs count for the first's arm
             arms.append(one)
-    return min([*about, *arms], key=lambda one: -one.weight, default=None)
+    return max([*about, *arms], key=lambda one: one.severity, default=None)
 
 
 def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
@@ -273,7 +268,9 @@ def headline(found: Sequence[Result]) -> str:
     for one in same:
         groups.setdefault(_short(one), []).append(one.comparison.env)
     parts = [f"{word} on {_and(envs)}" for word, envs in groups.items()]
-    disputed = [one for one in same if one.decided and one.finding is not None and one.finding.weight is Severity.ERROR]
+    disputed = [
+        one for one in same if one.decided and one.finding is not None and one.finding.severity is Severity.ERROR
+    ]
     doubt = " The audit finds errors in what was decided." if disputed else ""
     return f"{known[0].word.capitalize()} of {claim.first} against {claim.second}: {'; '.join(parts)}.{doubt}"
 
@@ -296,9 +293,9 @@ def audit_line(audit: Audit) -> str:
     if not audit.findings:
         return "The audit found nothing wrong with the runs it looked at."
     counts = [
-        counted(number, level.name.lower())
+        counted(number, str(level))
         for level in reversed(Severity)
-        if (number := sum(one.weight is level for one in audit.findings))
+        if (number := sum(one.severity is level for one in audit.findings))
     ]
     worst = audit.findings[0]
     return f"The audit has {_and(counts)}. Worst: {worst.title} ({worst.where})."

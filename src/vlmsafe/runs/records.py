@@ -164,6 +164,11 @@ class ArmRecord:
         return {run.seed if seeds.count(run.seed) == 1 else run.name: run for run in self.runs}
 
     @property
+    def protocols(self) -> list[str]:
+        """The evaluations that some of the runs have."""
+        return sorted({name for run in self.runs for name in run.evaluations})
+
+    @property
     def has_signal(self) -> bool:
         return any(run.has_signal for run in self.runs)
 

@@ -1,4 +1,4 @@
-"""Is it a fair comparison? Settings, seeds, code: what can be seen before looking at any result."""
+"""The design: settings, seeds and code, which can be checked before any result is known."""
 
 from __future__ import annotations
 
@@ -7,85 +7,100 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vlmsafe.audit.findings import (
-    Finding,
-    Severity,
-    counted,
-    listed,
-)
-from vlmsafe.comparison.claims import Claims, Comparison
+from vlmsafe.audit.findings import Finding, about_arm, about_comparison, about_runs, counted, finding, listed
+from vlmsafe.audit.kinds import Severity
+from vlmsafe.comparison.claims import Comparison
 from vlmsafe.comparison.outcomes import smallest_p
-from vlmsafe.comparison.settings import differences, infer_about, unnamed
+from vlmsafe.comparison.settings import Difference, differences, infer_about, unnamed
 from vlmsafe.runs.layout import PROMPTS
 from vlmsafe.runs.records import ArmRecord, RunRecord
-
-
-def check_arm(arm: ArmRecord) -> Iterator[Finding]:
-    """One arm by itself: are its runs repetitions of one thing, each with its own seed?"""
-    standard = arm.first
-    odd = {}
-    for run in arm.runs:
-        if found := [*differences(standard.settings, run.settings), *_prompts(standard, run)]:
-            odd[run.name] = found
-    if odd:
-        yield Finding(
-            "inconsistent-arm",
-            f"{arm.env}: {arm.name}",
-            tuple(f"{standard.name} against {name}: {listed(found, 8)}" for name, found in odd.items()),
-            "train the odd runs again with the settings of the others, or make them an arm of their own",
-            {name: [vars(d) for d in found if not isinstance(d, str)] for name, found in odd.items()},
-        )
-    # With other settings a seed gives another run, and that was told.
-    plain = [run.seed for run in arm.runs if run.name not in odd]
-    repeated = sorted({seed for seed in plain if plain.count(seed) > 1})
-    if repeated:
-        yield Finding(
-            "duplicate-runs",
-            f"{arm.env}: {arm.name}",
-            (f"more than one run has the seed {listed(repeated)}",),
-            "keep one run per seed: repetitions with one seed are not independent",
-            {"seeds": repeated},
-        )
-
-
-def _prompts(a: RunRecord, b: RunRecord) -> list[str]:
-    """Prompts of one name whose text is not the same."""
-    same_name = a.config.signal.prompts == b.config.signal.prompts
-    if same_name and None not in (a.prompts, b.prompts) and a.prompts != b.prompts:
-        return [f"{PROMPTS}: the prompts have the same name and another text"]
-    return []
-
 
 _TRAINING = "training records"
 
 
-def check_copies(arms: Sequence[ArmRecord]) -> Iterator[Finding]:
-    """Runs with equal records. Equal seeds may give equal runs where a setting has no effect; others never do."""
-    seen: dict[tuple[str, str], list[RunRecord]] = {}
-    for arm in arms:
-        for run in arm.runs:
-            for kind, digest in _digests(run):
-                seen.setdefault((f"{run.env} {kind}", digest), []).append(run)
-    told = set()
-    for (kind, _), runs in seen.items():
+def inconsistent_arm(arm: ArmRecord) -> Iterator[Finding]:
+    """Runs of an arm should differ in nothing but their seed."""
+    standard = arm.first
+    odd = [(run, found) for run in arm.runs if (found := _unlike(standard, run))]
+    if odd:
+        yield finding(
+            "inconsistent-arm",
+            about_arm(arm, runs=[run for run, _ in odd]),
+            [f"{standard.name} against {run.name}: {listed(found, 8)}" for run, found in odd],
+            {run.name: [vars(one) for one in found if isinstance(one, Difference)] for run, found in odd},
+        )
+
+
+def _unlike(one: RunRecord, other: RunRecord) -> list[Difference | str]:
+    return [*differences(one.settings, other.settings), *_other_prompts(one, other)]
+
+
+def _other_prompts(one: RunRecord, other: RunRecord) -> list[str]:
+    """Prompts with the same name and different text."""
+    same_name = one.config.signal.prompts == other.config.signal.prompts
+    if same_name and None not in (one.prompts, other.prompts) and one.prompts != other.prompts:
+        return [f"{PROMPTS}: the prompts have the same name and another text"]
+    return []
+
+
+def repeated_seeds(arm: ArmRecord) -> Iterator[Finding]:
+    # Runs with other settings are reported as inconsistent; the same seed gives another run there.
+    standard = arm.first
+    alike = [run for run in arm.runs if not _unlike(standard, run)]
+    seeds = [run.seed for run in alike]
+    repeated = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if repeated:
+        yield finding(
+            "duplicate-runs",
+            about_arm(arm, runs=[run for run in alike if run.seed in repeated]),
+            [f"more than one run has the seed {listed(repeated)}"],
+            {"seeds": repeated},
+            fix="keep one run per seed: repetitions with one seed are not independent",
+        )
+
+
+def duplicate_runs(arms: Sequence[ArmRecord]) -> Iterator[Finding]:
+    """Runs with different seeds never have equal records."""
+    for one, other, what in _equal_runs(arms):
+        if one.seed != other.seed:
+            yield finding(
+                "duplicate-runs",
+                about_runs(one, other),
+                [f"their {what} are equal to the last digit, with seeds {one.seed} and {other.seed}"],
+                {"runs": [str(one.source.run.path), str(other.source.run.path)]},
+                fix="one of them is a copy: train it again",
+                severity=None if what == _TRAINING else Severity.WARNING,
+            )
+
+
+def identical_arms(arms: Sequence[ArmRecord]) -> Iterator[Finding]:
+    """Runs of two arms with one seed are equal where the setting under test has no effect."""
+    for one, other, what in _equal_runs(arms):
+        if one.seed == other.seed:
+            yield finding(
+                "identical-arms",
+                about_runs(one, other),
+                [f"their {what} are equal to the last digit, though their arms differ"],
+                {"runs": [str(one.source.run.path), str(other.source.run.path)]},
+            )
+
+
+def _equal_runs(arms: Sequence[ArmRecord]) -> Iterator[tuple[RunRecord, RunRecord, str]]:
+    """Pairs of runs on one environment with equal records, and the first kind of record that is equal.
+
+    Two runs of one arm with one seed are left out: `repeated_seeds` reports them.
+    """
+    seen: dict[tuple[str, str, str], list[RunRecord]] = {}
+    for run in (run for arm in arms for run in arm.runs):
+        for what, digest in _digests(run):
+            seen.setdefault((run.env, what, digest), []).append(run)
+    reported = set()
+    for (_, what, _), runs in seen.items():
         for one, other in ((a, b) for i, a in enumerate(runs) for b in runs[i + 1 :]):
             pair = (one.label, other.label)
-            if pair in told:
-                continue
-            told.add(pair)
-            same_seed = one.seed == other.seed
-            if same_seed and one.arm == other.arm:
-                continue  # told as a seed that stands for several runs
-            yield Finding(
-                "identical-arms" if same_seed else "duplicate-runs",
-                f"{one.env}: {one.label}, {other.label}",
-                (f"their {kind.removeprefix(one.env).strip()} are equal to the last digit, "
-                 + ("though their arms differ" if same_seed else f"with seeds {one.seed} and {other.seed}"),),
-                "find out whether the setting under test reaches the learner; on an environment without cost some "
-                "methods are the same" if same_seed else "one of them is a copy: train it again",
-                {"runs": [str(one.source.run.path), str(other.source.run.path)]},
-                None if kind.endswith(_TRAINING) else Severity.WARNING,
-            )  # fmt: skip
+            if pair not in reported and (one.seed, one.arm) != (other.seed, other.arm):
+                yield one, other, what
+            reported.add(pair)
 
 
 def _digests(run: RunRecord) -> Iterator[tuple[str, str]]:
@@ -102,91 +117,82 @@ def _digest(rows: Any) -> str:
     return hashlib.sha256(json.dumps(rows, default=str).encode()).hexdigest()
 
 
-def check_comparison(comparison: Comparison) -> Iterator[Finding]:
-    """Two arms: do they differ in what the comparison names, and in nothing else?"""
-    yield from _unmatched(comparison)
-    yield from _seeds(comparison)
-    yield from _power(comparison)
-    yield from _code(comparison)
-
-
-def _unmatched(comparison: Comparison) -> Iterator[Finding]:
+def unmatched_arms(comparison: Comparison) -> Iterator[Finding]:
+    """Two arms should differ in what the comparison names, and in nothing else."""
     first, second, claim = comparison.first.first, comparison.second.first, comparison.claim
     found = differences(first.settings, second.settings)
     about = list(claim.about) or infer_about(found)
     extra = [str(difference) for difference in unnamed(found, about)]
     if "prompts" not in about and "signal" not in about:
-        extra += _prompts(first, second)
+        extra += _other_prompts(first, second)
     if extra:
         named = f"about {listed(about)}" if about else "between equals"
-        whose = "claimed to be" if claim.about else "taken to be"
-        yield Finding(
+        stated = "claimed to be" if claim.about else "taken to be"
+        # Nobody claimed a comparison of two arms with signals: this is what would be wrong with one.
+        supposed = not claim.stated and comparison.first.has_signal and comparison.second.has_signal
+        yield finding(
             "unmatched-arms",
-            comparison.where,
-            (f"the comparison is {whose} {named}; the arms also differ in", *extra),
-            f"train {second.arm} with the other arm's settings, or name these settings as part of the comparison",
+            about_comparison(comparison),
+            [f"the comparison is {stated} {named}; the arms also differ in", *extra],
             {
                 "about": about,
                 "inferred": not claim.about,
                 "unnamed": [vars(d) for d in unnamed(found, about)],
                 "all": [vars(d) for d in found],
             },
-            # Nobody said that two arms with signals are to be compared: it is what would be wrong if they were.
-            Severity.WARNING
-            if not claim.stated and comparison.first.has_signal and comparison.second.has_signal
-            else None,
+            fix=f"train {second.arm} with the other arm's settings, or name these settings as part of the comparison",
+            severity=Severity.WARNING if supposed else None,
         )
 
 
-def _seeds(comparison: Comparison) -> Iterator[Finding]:
+def seed_sets_differ(comparison: Comparison) -> Iterator[Finding]:
     first, second = set(comparison.first.seeds), set(comparison.second.seeds)
     if first == second:
         return
     shared = sorted(first & second)
-    yield Finding(
+    yield finding(
         "seed-sets-differ",
-        comparison.where,
-        (
+        about_comparison(comparison),
+        [
             f"{comparison.claim.first} has {counted(len(first), 'seed')}: {listed(sorted(first))}",
             f"{comparison.claim.second} has {counted(len(second), 'seed')}: {listed(sorted(second))}",
             f"{len(shared)} shared: {listed(shared) or 'none'}",
-        ),
-        "train the missing seeds, or compare the shared ones only",
+        ],
         {"first": sorted(first), "second": sorted(second), "shared": shared},
     )
 
 
-def _power(comparison: Comparison) -> Iterator[Finding]:
+def too_few_seeds(comparison: Comparison) -> Iterator[Finding]:
     claim = comparison.claim
     if claim.test == "none":
         return
     sizes = len(comparison.first.runs), len(comparison.second.runs)
     paired = len(comparison.first.matched_by.keys() & comparison.second.matched_by.keys())
     fewest = paired if claim.test in ("paired-t", "sign-flip") else min(sizes)
-    side = "two-sided" if claim.sides == "two-sided" else f"one-sided ({claim.sides})"
     smallest = smallest_p(claim, *sizes, paired)
     if smallest is not None and smallest >= claim.alpha:
-        yield Finding(
+        side = "two-sided" if claim.sides == "two-sided" else f"one-sided ({claim.sides})"
+        supposed = "" if claim.stated else " (no test was claimed; this one is assumed)"
+        yield finding(
             "too-few-seeds",
-            comparison.where,
-            (
+            about_comparison(comparison),
+            [
                 f"{sizes[0]} against {sizes[1]} runs: the smallest p that the {side} {claim.test} test can give "
-                f"is {smallest:.3g}, not below {claim.alpha:g}, whatever the runs show"
-                + ("" if claim.stated else " (no test was claimed; this one is supposed)"),
-            ),
-            f"train {_needed(comparison)} seeds per arm, or claim no significance",
+                f"is {smallest:.3g}, not below {claim.alpha:g}{supposed}"
+            ],
             {"smallest_p": smallest, "alpha": claim.alpha, "runs": list(sizes), "test": claim.test},
+            fix=f"train {_needed(comparison)} seeds per arm, or claim no significance",
         )
     elif smallest is None and fewest < 3:
-        yield Finding(
+        yield finding(
             "too-few-seeds",
-            comparison.where,
-            (
+            about_comparison(comparison),
+            [
                 f"{sizes[0]} against {sizes[1]} runs, {paired} of them paired: a {claim.test} over fewer than three "
-                "rests on a spread that is hardly known",
-            ),
-            "train at least four seeds per arm",
+                "rests on a spread that is hardly known"
+            ],
             {"runs": list(sizes), "test": claim.test},
+            fix="train at least four seeds per arm",
         )
 
 
@@ -196,38 +202,23 @@ def _needed(comparison: Comparison) -> int:
     return next(found, 50)
 
 
-def check_tests(claims: Claims | None, compared: Sequence[Comparison]) -> Iterator[Finding]:
-    """How often was a level used that is meant for one test? A claim about several environments is a test on each."""
-    tested = [one.claim for one in compared if one.claim.test != "none"]
-    if claims is None or claims.correction != "none" or len(tested) < 5:
-        return
-    alpha = max(claim.alpha for claim in tested)
-    yield Finding(
-        "many-tests",
-        "all claims",
-        (f"{len(tested)} tests at {alpha:g} without a correction: chance alone passes {alpha * len(tested):.2g}",),
-        "correct for it (correction: holm in the claims), or say which test was decided on beforehand",
-        {"tests": len(tested), "alpha": alpha},
-    )
-
-
-def _code(comparison: Comparison) -> Iterator[Finding]:
+def code_differs(comparison: Comparison) -> Iterator[Finding]:
     """Packages and revision, where runs recorded them."""
-    lines = []
+    arms = (comparison.first, comparison.second)
+    versions: dict[str, list[list[str]]] = {}
     for what in ("python", "git_revision"):
-        pair = [{run.recorded.get(what) for run in arm.runs} - {None} for arm in (comparison.first, comparison.second)]
-        if all(pair) and pair[0] != pair[1]:
-            lines.append(f"{what}: {listed(sorted(map(str, pair[0])))} against {listed(sorted(map(str, pair[1])))}")
-    sets = [_packages(arm) for arm in (comparison.first, comparison.second)]
-    for name in sorted(sets[0].keys() & sets[1].keys()):
-        if sets[0][name] != sets[1][name]:
-            lines.append(f"{name}: {listed(sorted(sets[0][name]))} against {listed(sorted(sets[1][name]))}")
-    if lines:
-        yield Finding(
+        pair = [{run.recorded.get(what) for run in arm.runs} - {None} for arm in arms]
+        if all(pair):
+            versions[what] = [sorted(map(str, own)) for own in pair]
+    first, second = map(_packages, arms)
+    versions |= {name: [sorted(first[name]), sorted(second[name])] for name in sorted(first.keys() & second.keys())}
+    unequal = {name: pair for name, pair in versions.items() if pair[0] != pair[1]}
+    if unequal:
+        yield finding(
             "code-differs",
-            comparison.where,
-            tuple(lines),
-            "train both arms with one version of everything",
+            about_comparison(comparison),
+            [f"{name}: {listed(pair[0])} against {listed(pair[1])}" for name, pair in unequal.items()],
+            {"versions": unequal},
         )
 
 
@@ -238,10 +229,13 @@ def _packages(arm: ArmRecord) -> dict[str, set[str]]:
         for noted in (run.recorded, *run.events):
             for name, version in (noted.get("packages") or {}).items():
                 found.setdefault(name, set()).add(str(version))
-            if noted.get("env_version") is not None:
-                found.setdefault(f"environment {run.env}", set()).add(f"version {noted['env_version']}")
         for event in run.events:
             scorer = event.get("scorer")
             if isinstance(scorer, dict) and scorer.get("revision"):
                 found.setdefault(f"scorer {scorer.get('name')}", set()).add(str(scorer["revision"]))
     return found
+
+
+ARM_CHECKS = (inconsistent_arm, repeated_seeds)
+ALL_ARMS_CHECKS = (duplicate_runs, identical_arms)
+COMPARISON_CHECKS = (unmatched_arms, seed_sets_differ, too_few_seeds, code_differs)

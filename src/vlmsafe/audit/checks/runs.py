@@ -1,4 +1,4 @@
-"""Is each run what it seems to be: read, complete, trained, finite, and consistent with itself?"""
+"""Single runs: is each one readable, complete, trained, finite and consistent with itself?"""
 
 from __future__ import annotations
 
@@ -7,91 +7,94 @@ from collections.abc import Iterator
 from typing import Any
 
 from vlmsafe.analysis.multiplier_replay import AGREEMENT, rebuild
-from vlmsafe.audit.findings import Finding, Severity, listed
+from vlmsafe.audit.findings import Finding, about_runs, finding, listed
+from vlmsafe.audit.kinds import Severity
 from vlmsafe.errors import InputError
 from vlmsafe.runs.layout import PROMPTS
 from vlmsafe.runs.records import RunRecord
 
-_NOT_SETTINGS = ("run_dir",)
+_NUMBERS = ("env_return", "shaped_return", "episode_cost", "multiplier", "negative_score", "positive_score", "kappa")
+_MOST_LINES = 8
 
 
-def check_run(run: RunRecord) -> Iterator[Finding]:
-    """Everything about one run."""
-    where = f"{run.env}: {run.label}"
+def unreadable_run(run: RunRecord) -> Iterator[Finding]:
     if run.problems:
-        yield Finding("unreadable-run", where, tuple(run.problems), "restore the file, or train the run again")
-    yield from _complete(run, where)
-    yield from _settings(run, where)
-    yield from _finite(run, where)
-    yield from _consistent(run, where)
-    yield from _replayed(run, where)
+        yield finding("unreadable-run", about_runs(run), run.problems, {"problems": run.problems})
 
 
-def _complete(run: RunRecord, where: str) -> Iterator[Finding]:
+def incomplete_run(run: RunRecord) -> Iterator[Finding]:
     due, recorded, saved = run.config.epochs, run.epochs_recorded, run.epochs_saved
-    data = {"epochs": due, "recorded": recorded, "saved": saved}
-    resume = f"continue it with: {run.source.run.resume_command}; or leave its seed out of every arm"
     if run.running:
-        yield Finding(
-            "incomplete-run", where, (f"it is still running: {recorded} of {due} epochs",), "wait for it", data,
-            Severity.WARNING,
-        )  # fmt: skip
-        return
-    if saved == 0:
-        yield Finding(
-            "untrained-checkpoint",
-            where,
-            (f"its only checkpoint is its untrained start, though {recorded} of {due} epochs are recorded",),
-            "train it again: whatever is evaluated from it is the initial policy",
-            data,
+        yield finding(
+            "incomplete-run",
+            about_runs(run),
+            [f"it is still running: {recorded} of {due} epochs"],
+            _progress(run),
+            fix="wait for it",
+            severity=Severity.WARNING,
         )
-    # Without any checkpoint, which some people delete, the record says how far a run came, or its evaluation does.
+        return
+    # Some people delete all checkpoints. The record then says how far a run came, or else its evaluation does.
     reached = recorded if saved is None else min(saved, recorded)
     if saved is None and not recorded:
         tables = [table for table in run.evaluations.values() if "checkpoint_epoch" in table.columns]
         reached = max((int(table["checkpoint_epoch"].drop_nulls().max() or 0) for table in tables), default=0)  # type: ignore[arg-type]
     if reached < due:
         last = f"; its last checkpoint is of epoch {saved}" if saved is not None and saved != recorded else ""
-        yield Finding(
+        yield finding(
             "incomplete-run",
-            where,
-            (f"{recorded} of {due} epochs are recorded{last}", *_why(run)),
-            resume,
-            data,
+            about_runs(run),
+            [f"{recorded} of {due} epochs are recorded{last}", *_last_event(run)],
+            _progress(run),
+            fix=f"continue it with: {run.source.run.resume_command}; or leave its seed out of every arm",
         )
 
 
-def _why(run: RunRecord) -> list[str]:
-    """The last thing that was noted about the run."""
+def _progress(run: RunRecord) -> dict[str, int | None]:
+    return {"epochs": run.config.epochs, "recorded": run.epochs_recorded, "saved": run.epochs_saved}
+
+
+def _last_event(run: RunRecord) -> list[str]:
     if not run.events:
         return []
     last = dict(run.events[-1])
     return [f"its last event: {last.pop('event', '?')} at {last.pop('time', '?')}" + (f" ({last})" if last else "")]
 
 
-def _settings(run: RunRecord, where: str) -> Iterator[Finding]:
+def untrained_checkpoint(run: RunRecord) -> Iterator[Finding]:
+    if run.epochs_saved == 0 and not run.running:
+        yield finding(
+            "untrained-checkpoint",
+            about_runs(run),
+            [
+                f"its only checkpoint is its untrained start, though {run.epochs_recorded} of {run.config.epochs} "
+                "epochs are recorded"
+            ],
+            _progress(run),
+            fix="train it again: every evaluation of it is one of the initial policy",
+        )
+
+
+def config_changed(run: RunRecord) -> Iterator[Finding]:
     """A checkpoint remembers the settings it was trained with."""
     if run.trained_with is None:
         return
-    now = {key: value for key, value in run.settings.items() if key not in _NOT_SETTINGS}
-    changed = [
-        f"{key}: trained with {run.trained_with[key]}, config.yaml says {value}"
-        for key, value in now.items()
-        if key in run.trained_with and run.trained_with[key] != value
-    ]
+    changed = {
+        key: {"trained": run.trained_with[key], "now": value}
+        for key, value in run.settings.items()
+        if key != "run_dir" and key in run.trained_with and run.trained_with[key] != value
+    }
+    lines = [f"{key}: trained with {pair['trained']}, config.yaml says {pair['now']}" for key, pair in changed.items()]
     if run.prompts is not None and run.trained_with.get(PROMPTS) not in (None, run.prompts):
-        changed.append(f"{PROMPTS} is not what the checkpoint was trained with")
-    if changed:
-        yield Finding("config-changed", where, tuple(changed), "undo the change; it is not what was trained")
+        lines.append(f"{PROMPTS} is not what the checkpoint was trained with")
+    if lines:
+        yield finding("config-changed", about_runs(run), lines, {"changed": changed})
 
 
-_FIGURES = ("env_return", "shaped_return", "episode_cost", "multiplier", "negative_score", "positive_score", "kappa")
-
-
-def _finite(run: RunRecord, where: str) -> Iterator[Finding]:
+def not_finite(run: RunRecord) -> Iterator[Finding]:
     bad: list[str] = []
     for row in run.epochs:
-        wrong = [name for name in _FIGURES if not _number(row.get(name))]
+        wrong = [name for name in _NUMBERS if not _is_number(row.get(name))]
         if row.get("episodes") and row.get("episode_cost") is None:
             wrong.append("episode_cost")
         if wrong:
@@ -100,23 +103,19 @@ def _finite(run: RunRecord, where: str) -> Iterator[Finding]:
         for column in ("env_return", "cost"):
             if column not in table.columns:
                 bad.append(f"'{name}' has no column {column}")
-            elif (count := sum(not _number(value) or value is None for value in table[column].to_list())) > 0:
+            elif (count := sum(not _is_number(value) or value is None for value in table[column].to_list())) > 0:
                 bad.append(f"'{name}': {column} of {count} of {len(table)} episodes")
     if bad:
-        yield Finding(
-            "not-finite",
-            where,
-            tuple(bad[:8]) + ((f"and {len(bad) - 8} more",) if len(bad) > 8 else ()),
-            "find out where the numbers went wrong; a mean over what is left is not the arm's",
-        )
+        rest = [f"and {len(bad) - _MOST_LINES} more"] if len(bad) > _MOST_LINES else []
+        yield finding("not-finite", about_runs(run), [*bad[:_MOST_LINES], *rest], {"count": len(bad)})
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and math.isfinite(value))
 
 
-def _consistent(run: RunRecord, where: str) -> Iterator[Finding]:
-    """Figures that hang together must: returns and bonus, epochs in order, costs that are not negative."""
+def record_disagrees(run: RunRecord) -> Iterator[Finding]:
+    """Returns and bonus must add up, epochs must be in order, costs must not be negative."""
     lines = []
     numbers = [row.get("epoch") for row in run.epochs]
     if numbers != list(range(1, len(numbers) + 1)):
@@ -141,30 +140,34 @@ def _consistent(run: RunRecord, where: str) -> Iterator[Finding]:
     if any((row.get("episode_cost") or 0.0) < 0.0 for row in run.epochs):
         lines.append("an episode cost is negative")
     if lines:
-        yield Finding(
-            "record-disagrees", where, tuple(lines), "the record was edited or written by other code: train again"
-        )
+        fix = "the record was edited or written by other code: train again"
+        yield finding("record-disagrees", about_runs(run), lines, fix=fix)
 
 
-def _replayed(run: RunRecord, where: str) -> Iterator[Finding]:
-    """Does the multiplier follow from the costs that were recorded?"""
+def replay_disagrees(run: RunRecord) -> Iterator[Finding]:
+    """The multiplier must follow from the recorded costs."""
     if run.config.multiplier.kind == "none" or not run.epochs:
         return
     try:
         values = rebuild(run.epochs, run.config.multiplier)
     except (InputError, KeyError, TypeError):
-        return  # rows that cannot be replayed are told as not finite or out of order
+        return  # rows that cannot be replayed are reported as not finite or out of order
     errors = [abs(value - row["multiplier"]) for value, row in zip(values, run.epochs, strict=True)]
     worst = max(range(len(errors)), key=errors.__getitem__)
     if errors[worst] > AGREEMENT:
-        yield Finding(
+        yield finding(
             "replay-disagrees",
-            where,
-            (
+            about_runs(run),
+            [
                 f"epoch {worst + 1} records lambda = {run.epochs[worst]['multiplier']:.6g}, its costs and settings "
                 f"give {values[worst]:.6g}",
                 f"{sum(error > AGREEMENT for error in errors)} of {len(errors)} epochs disagree",
-            ),
-            "the settings or the record are not those of the run: train it again",
+            ],
             {"largest_error": errors[worst], "epoch": worst + 1},
         )
+
+
+RUN_CHECKS = (
+    unreadable_run, incomplete_run, untrained_checkpoint, config_changed, not_finite, record_disagrees,
+    replay_disagrees,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Did the signal do anything, and could it have warned? The multiplier term, the gate, the score before contact."""
+"""The signal: did its term, its gate and its score do anything, and did the score rise before contact?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from vlmsafe.analysis.anticipation import CONTROL, anticipation, passes
 from vlmsafe.analysis.multiplier_replay import replay, summarise
@@ -18,12 +19,7 @@ from vlmsafe.analysis.tables import (
     require_trace,
     stacked,
 )
-from vlmsafe.audit.findings import (
-    Finding,
-    Unchecked,
-    counted,
-    listed,
-)
+from vlmsafe.audit.findings import Finding, Unchecked, about_arm, counted, finding, listed
 from vlmsafe.errors import InputError
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
@@ -39,89 +35,80 @@ FEWEST_ONSETS = 10
 """With fewer onsets of contact nothing can be said about what comes before them."""
 
 
-def check_signal(arm: ArmRecord, *, resamples: int) -> Iterator[Finding | Unchecked]:
-    """Everything about the signal of one arm."""
-    if not arm.has_signal:
-        return
-    yield from _frames(arm)
-    yield from _term(arm)
-    yield from _gate(arm)
-    yield from _traces(arm, resamples)
-
-
-def _frames(arm: ArmRecord) -> Iterator[Finding]:
-    seen = [run.name for run in arm.runs if run.has_signal and run.config.frame_indicators]
+def frames_show_cost(arm: ArmRecord) -> Iterator[Finding]:
+    seen = [run for run in arm.runs if run.has_signal and run.config.frame_indicators]
     if seen:
-        yield Finding(
+        names = [run.name for run in seen]
+        yield finding(
             "frames-show-cost",
-            f"{arm.env}: {arm.name}",
-            (f"frames of {listed(seen)} contain the simulator's cost indicators (frame_indicators: true)",),
-            "train without --frame-indicators: a scorer that sees them reads the cost, it does not foresee it",
-            {"runs": seen},
+            about_arm(arm, runs=seen),
+            [f"frames of {listed(names)} contain the simulator's cost indicators (frame_indicators: true)"],
+            {"runs": names},
         )
 
 
-def _term(arm: ArmRecord) -> Iterator[Finding]:
-    """Every route of the signal, as far as its record shows what it did."""
+def inert_signal_term(arm: ArmRecord) -> Iterator[Finding]:
+    """Every route of the signal, as far as the record shows what it did."""
     signal, multiplier = arm.first.config.signal, arm.first.config.multiplier
     term = multiplier.signal_weight > 0 and multiplier.kind != "none"
-    routes = [signal.reward_weight > 0, signal.cost_weight > 0, signal.multiplier.kind != "none", term]
-    where = f"{arm.env}: {arm.name}"
-    if not any(routes):
-        yield Finding(
+    if not any((signal.reward_weight > 0, signal.cost_weight > 0, signal.multiplier.kind != "none", term)):
+        yield finding(
             "inert-signal-term",
-            where,
-            ("frames are scored, but no route uses a score: all weights are 0",),
-            "give the signal a route (--signal.reward-weight, --multiplier.signal-weight, ...) or drop the scorer",
+            about_arm(arm),
+            ["frames are scored, but no route uses a score: all weights are 0"],
+            fix="give the signal a route (--signal.reward-weight, --multiplier.signal-weight, ...) or drop the scorer",
         )
     if signal.multiplier.kind != "none":
         values = [row.get("signal_multiplier") for run in arm.runs for row in run.epochs]
         known = [value for value in values if value is not None]
         if known and max(known) == 0.0:
-            yield Finding(
-                "inert-signal-term", where, ("the signal's own multiplier stayed at 0 in every epoch of every run",),
-                "lower its budget (--signal.multiplier.budget): the score never exceeded it",
-            )  # fmt: skip
-    if not term:
-        return
-    summaries = {}
+            yield finding(
+                "inert-signal-term",
+                about_arm(arm),
+                ["the signal's own multiplier stayed at 0 in every epoch of every run"],
+                fix="lower its budget (--signal.multiplier.budget): the score never exceeded it",
+            )
+    if term:
+        yield from _inert_term(arm)
+
+
+def _inert_term(arm: ArmRecord) -> Iterator[Finding]:
+    """A multiplier term that hardly changes lambda in any run."""
+    replayed = []
     for run in arm.runs:
         try:
-            summaries[run.name] = (summarise(replay(run.epochs, run.config.multiplier)), _largest(run))
+            replayed.append((run, summarise(replay(run.epochs, run.config.multiplier)), _largest(run)))
         except (InputError, KeyError, TypeError):
-            continue  # nothing to replay, which is told elsewhere
-    still = {
-        name: pair
-        for name, pair in summaries.items()
-        if pair[0].largest_change <= INERT * max(pair[1], 1e-9) and not pair[0].sign_reversals
+            continue  # there is nothing to replay, which is reported by another check
+    still = [
+        (run, summary, largest)
+        for run, summary, largest in replayed
+        if summary.largest_change <= INERT * max(largest, 1e-9) and not summary.sign_reversals
+    ]
+    largest = max((value for _, _, value in still), default=0.0)
+    # Where lambda never rose, the constraint did not bind, and no term of this sign could have shown.
+    if len(still) < len(replayed) or largest <= 0.0:
+        return
+    summaries = [summary for _, summary, _ in still]
+    data = {
+        "largest_change": max(summary.largest_change for summary in summaries),
+        "largest_lambda": largest,
+        "largest_term": max(summary.largest_term for summary in summaries),
+        "median_gap": float(np.median([summary.median_gap for summary in summaries])),
+        "budget_shift": float(np.mean([summary.budget_shift for summary in summaries])),
     }
-    if still and len(still) == len(summaries):
-        if max(value for _, value in still.values()) <= 0.0:
-            return  # lambda never rose: the constraint did not bind, and no term of this sign could have shown
-        change = max(summary.largest_change for summary, _ in still.values())
-        largest = max(value for _, value in still.values())
-        terms = max(summary.largest_term for summary, _ in still.values())
-        gap = float(np.median([summary.median_gap for summary, _ in still.values()]))
-        shift = float(np.mean([summary.budget_shift for summary, _ in still.values()]))
-        yield Finding(
-            "inert-signal-term",
-            where,
-            (
-                f"without the term lambda would have been at most {change:.2g} different, in "
-                f"{counted(len(still), 'run')}; lambda rose to {largest:.3g}",
-                f"the term is at most {terms:.2g}, the cost gap beside it {gap:.3g} in the median; it reverses no sign",
-                f"at rest it moves the budget by {shift:.2g}",
-            ),
-            "do not attribute a difference to this term; raise eta_2 (--multiplier.signal-weight) to the size of the "
-            "cost gap, or give the signal a multiplier of its own (--signal.multiplier.kind adam)",
-            {
-                "largest_change": change,
-                "largest_lambda": largest,
-                "largest_term": terms,
-                "median_gap": gap,
-                "budget_shift": shift,
-            },
-        )
+    yield finding(
+        "inert-signal-term",
+        about_arm(arm, runs=[run for run, _, _ in still]),
+        [
+            f"without the term lambda would have been at most {data['largest_change']:.2g} different, in "
+            f"{counted(len(still), 'run')}; lambda rose to {largest:.3g}",
+            f"the term is at most {data['largest_term']:.2g}, the median cost gap is {data['median_gap']:.3g}; it "
+            "reverses no sign",
+            f"at rest it moves the budget by {data['budget_shift']:.2g}",
+        ],
+        data,
+    )
 
 
 def _largest(run: RunRecord) -> float:
@@ -139,8 +126,8 @@ class GateShare:
     median: float
 
 
-def gate_shares(run: RunRecord) -> Iterator[GateShare]:
-    """On the frames of a run's traces, and in training by what its record kept: means over episodes, else epochs."""
+def _gate_shares(run: RunRecord) -> Iterator[GateShare]:
+    """On the frames of a run's traces, and in training on recorded means over episodes, or else over epochs."""
     traced = [
         table.filter("scored")["kappa"].drop_nulls().to_list()
         for table in run.traces.values()
@@ -157,25 +144,26 @@ def gate_shares(run: RunRecord) -> Iterator[GateShare]:
             yield GateShare(run.name, of, opened, closed, float(np.median(kappa)))
 
 
-def _gate(arm: ArmRecord) -> Iterator[Finding]:
+def gate_saturated(arm: ArmRecord) -> Iterator[Finding]:
     if arm.first.config.signal.gate == "off":
         return
-    shares = [share for run in arm.runs for share in gate_shares(run)]
+    shares = [(run, share) for run in arm.runs for share in _gate_shares(run)]
     for state, bound in (("open", f">= {OPEN:g}"), ("closed", f"<= {CLOSED:g}")):
-        lines = []
-        for of in dict.fromkeys(share.of for share in shares):
-            alike = [share for share in shares if share.of == of]
-            stuck = [share for share in alike if getattr(share, state) >= ALMOST]
+        lines, runs = [], []
+        for of in dict.fromkeys(share.of for _, share in shares):
+            alike = [(run, share) for run, share in shares if share.of == of]
+            stuck = [(run, share) for run, share in alike if getattr(share, state) >= ALMOST]
             if stuck and 2 * len(stuck) >= len(alike):
-                lines.append(_stuck_line(stuck, state, bound, len(alike)))
+                lines.append(_stuck_line([share for _, share in stuck], state, bound, len(alike)))
+                runs += [run for run, _ in stuck]
         if lines:
-            yield Finding(
+            yield finding(
                 "gate-saturated",
-                f"{arm.env}: {arm.name}",
-                tuple(lines),
-                f"a gate that is {state} everywhere weighs nothing: calibrate it (--signal.gate calibrated), and look "
-                "at its distribution with: vlmsafe diagnose gate RUN",
-                {"shares": [asdict(share) for share in shares]},
+                about_arm(arm, runs=runs),
+                lines,
+                {"shares": [asdict(share) for _, share in shares]},
+                fix=f"a gate that is {state} everywhere weighs nothing: calibrate it (--signal.gate calibrated), and "
+                "look at its distribution with: vlmsafe diagnose gate RUN",
             )
 
 
@@ -188,39 +176,55 @@ def _stuck_line(stuck: Sequence[GateShare], state: str, bound: str, runs: int) -
     )
 
 
-def _traces(arm: ArmRecord, resamples: int) -> Iterator[Finding | Unchecked]:
-    where = f"{arm.env}: {arm.name}"
+@dataclass(frozen=True)
+class TracedScore:
+    """What the traces of an arm under one protocol say about its score."""
+
+    arm: ArmRecord
+    protocol: str
+    onsets: int
+    """Of contact."""
+    scores: NDArray[np.float64]
+    """c_vlm of the scored frames."""
+    aucs: pl.DataFrame | None
+    """Of `anticipation`; None where there are too few onsets."""
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        return [run for run in self.arm.runs if self.protocol in run.traces]
+
+
+def read_traces(arm: ArmRecord, resamples: int) -> Iterator[TracedScore | Unchecked]:
+    """The traces of an arm by protocol, for `TRACE_CHECKS`; what cannot be checked is said."""
+    both = ("no-lead-time", "constant-score")
     protocols = sorted({name for run in arm.runs for name in run.traces})
     if not protocols:
-        yield Unchecked(
-            ("no-lead-time", "constant-score"), where, "no run has a trace; make them with: vlmsafe trace RUN"
-        )
-        return
+        yield Unchecked(both, (about_arm(arm),), "no run has a trace; make them with: vlmsafe trace RUN")
     for protocol in protocols:
         tables = {run.name: run.traces[protocol] for run in arm.runs if protocol in run.traces}
+        subject = about_arm(arm, protocol, [run for run in arm.runs if protocol in run.traces])
         try:
-            yield from _judged(arm, protocol, stacked({arm.name: tables}), resamples)
+            traced = _traced_score(arm, protocol, stacked({arm.name: tables}), resamples)
         except InputError as error:
-            yield Unchecked(("no-lead-time", "constant-score"), f"{where}, '{protocol}'", str(error))
+            yield Unchecked(both, (subject,), str(error))
+            continue
+        if traced.aucs is None:
+            reason = f"{counted(traced.onsets, 'onset')} of contact; at least {FEWEST_ONSETS} needed"
+            yield Unchecked(("no-lead-time",), (subject,), reason)
+        yield traced
 
 
-def _judged(arm: ArmRecord, protocol: str, steps: pl.DataFrame, resamples: int) -> Iterator[Finding | Unchecked]:
-    where = f"{arm.env}: {arm.name}, '{protocol}'"
+def _traced_score(arm: ArmRecord, protocol: str, steps: pl.DataFrame, resamples: int) -> TracedScore:
     if "negative" not in steps.columns:
-        yield Unchecked(("no-lead-time", "constant-score"), where, "its trace has several scorers")
-        return
+        raise InputError("its trace has several scorers")
     require_trace(steps, "audit", "", ("negative",))
-    onsets = _onsets(steps)
+    scores, onsets = steps.filter("scored")["negative"].drop_nulls().to_numpy(), _onsets(steps)
     if onsets < FEWEST_ONSETS:
-        yield from _varies(steps, where)
-        yield Unchecked(
-            ("no-lead-time",), where, f"{counted(onsets, 'onset')} of contact; at least {FEWEST_ONSETS} needed"
-        )
-        return
+        return TracedScore(arm, protocol, onsets, scores, None)
     signals = {"negative": floats(steps, "negative")}
     if "hazard" in steps.columns and steps["hazard"].null_count() == 0:
         signals["hazard"] = floats(steps, "hazard")
-    table = anticipation(
+    aucs = anticipation(
         signals,
         floats(steps, "cost") > 0.0,
         episode_numbers(steps, "audit"),
@@ -228,33 +232,37 @@ def _judged(arm: ArmRecord, protocol: str, steps: pl.DataFrame, resamples: int) 
         horizons=HORIZONS,
         resamples=resamples,
     )
-    if passes(table):
-        return  # a score that warns may vary as little as it likes
-    yield from _varies(steps, where)
-    remark: tuple[str, ...] = ()
-    if "hazard" in signals and not passes(table, "hazard"):
-        remark = ("the simulator's own hazard fails the test on these episodes too: no score could have met it here",)
-    yield Finding(
-        "no-lead-time",
-        where,
-        (f"{counted(onsets, 'onset')} of contact", *(_auc_line(row) for row in table.iter_rows(named=True)), *remark),
-        "do not speak of anticipation; look at what the score reacts to (vlmsafe diagnose lead-time RUN), and try "
-        "other prompts on the same trace before training again",
-        {"auc": table.to_dicts(), "onsets": onsets},
-    )
+    return TracedScore(arm, protocol, onsets, scores, aucs)
 
 
-def _varies(steps: pl.DataFrame, where: str) -> Iterator[Finding]:
-    scores = steps.filter("scored")["negative"].drop_nulls().to_numpy()
-    spread = float(np.std(scores)) if len(scores) else 0.0
-    if spread < HARDLY:
-        yield Finding(
+def constant_score(traced: TracedScore) -> Iterator[Finding]:
+    """A score that warns of contact may vary as little as it likes; no other may."""
+    spread = float(np.std(traced.scores)) if len(traced.scores) else 0.0
+    if spread < HARDLY and (traced.aucs is None or not passes(traced.aucs)):
+        yield finding(
             "constant-score",
-            where,
-            (f"c_vlm has a standard deviation of {spread:.2g} over {len(scores)} frames, mean {scores.mean():.3f}",),
-            "choose prompts, or a scorer, that tell these frames apart",
+            about_arm(traced.arm, traced.protocol, traced.runs),
+            [
+                f"c_vlm has a standard deviation of {spread:.2g} over {len(traced.scores)} frames, "
+                f"mean {traced.scores.mean():.3f}"
+            ],
             {"std": spread},
         )
+
+
+def no_lead_time(traced: TracedScore) -> Iterator[Finding]:
+    if traced.aucs is None or passes(traced.aucs):
+        return
+    remark = []
+    if "hazard" in traced.aucs["signal"] and not passes(traced.aucs, "hazard"):
+        remark = ["the simulator's own hazard fails the test on these episodes too: no score could have met it here"]
+    rows = traced.aucs.to_dicts()
+    yield finding(
+        "no-lead-time",
+        about_arm(traced.arm, traced.protocol, traced.runs),
+        [f"{counted(traced.onsets, 'onset')} of contact", *map(_auc_line, rows), *remark],
+        {"auc": rows, "onsets": traced.onsets},
+    )
 
 
 _NAMES = {"negative": "c_vlm", CONTROL: "step index"}
@@ -270,3 +278,7 @@ def _auc_line(row: dict[str, Any]) -> str:
 def _onsets(steps: pl.DataFrame) -> int:
     contact = pl.col("cost") > 0
     return int(steps.select((contact & ~contact.shift(1).over("arm", "run", "episode").fill_null(False)).sum()).item())
+
+
+ARM_CHECKS = (frames_show_cost, inert_signal_term, gate_saturated)
+TRACE_CHECKS = (constant_score, no_lead_time)

@@ -15,9 +15,9 @@ from urllib.parse import quote
 from vlmsafe.audit.findings import (
     Audit,
     Finding,
-    Severity,
     counted,
 )
+from vlmsafe.audit.kinds import Severity
 from vlmsafe.report.answer import (
     Result,
     answering,
@@ -133,8 +133,8 @@ def _result(one: Result) -> str:
             Severity.ERROR: "so the comparison does not show what it says",
             Severity.WARNING: "so it shows less than it seems to",
             Severity.NOTE: "",
-        }[found.weight]
-        level = found.weight.name.lower()
+        }[found.severity]
+        level = str(found.severity)
         text = f"{level}: {found.title}" + (f", {takes}" if takes else "")
         note = f' <a class="finding {level}" href="#{_code_id(found)}">audit {escape(text)}</a>'
     return f'<li class="{word}">{escape(sentence(one))}{note}</li>'
@@ -259,7 +259,7 @@ def _missing(missing: Sequence[Missing]) -> str:
 
 
 def _code_id(found: Finding) -> str:
-    return f"finding-{found.code}-{found.weight.name.lower()}"
+    return f"finding-{found.code}-{found.severity}"
 
 
 def _audit(audit: Audit) -> str:
@@ -283,7 +283,7 @@ def _audit(audit: Audit) -> str:
 
 
 def _finding_group(key: str, own: Sequence[Finding]) -> str:
-    level = own[0].weight.name.lower()
+    level = str(own[0].severity)
     items = "".join(
         f'<div class="one"><p class="where">{escape(found.where)}</p><ul>'
         + "".join(f"<li>{escape(line)}</li>" for line in found.evidence)

@@ -93,7 +93,7 @@ def _comparison_cells(one: Result) -> list[Cell]:
         Cell(one.smallest, f"{one.smallest:.3g}") if one.smallest is not None else Cell(),
         share(lower, shared) if shared else Cell(),
         text(says),
-        text(f"{found.weight.name.lower()}: {found.code}" if found else "nothing found"),
+        text(f"{found.severity}: {found.code}" if found else "nothing found"),
     ]
 
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from vlmsafe.analysis import returns as parts
 from vlmsafe.analysis.tables import stacked
-from vlmsafe.audit.checks.conclusion import passive_threshold
+from vlmsafe.audit.checks.metrics import passive_threshold
 from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.errors import VlmsafeError
 from vlmsafe.report.cells import (

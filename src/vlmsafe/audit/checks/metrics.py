@@ -1,4 +1,4 @@
-"""Does the conclusion follow? What a return is made of, what low cost goes along with, and what a verdict hangs on."""
+"""Metrics: does the return contain the bonus, and does low cost only mean a short distance or a passive policy?"""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from vlmsafe.analysis.returns import cost_correlations, passive_episodes
 from vlmsafe.analysis.tables import floats, stacked
 from vlmsafe.audit.findings import (
     Finding,
-    Severity,
     Unchecked,
+    about_arm,
+    about_comparison,
+    about_environment,
+    finding,
     listed,
 )
+from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Comparison, Outcome
 from vlmsafe.comparison.outcomes import against, values_of
-from vlmsafe.runs.records import ArmRecord
+from vlmsafe.runs.records import ArmRecord, RunRecord
 
 STRONG = 0.8
 """A correlation of cost with distance from which it counts."""
@@ -35,8 +39,8 @@ _BONUS_WINDOW = 10
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 
 
-def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
-    """A return with the bonus in it says how much bonus there was."""
+def shaped_return(comparison: Comparison) -> Iterator[Finding]:
+    """A return that contains the bonus does not measure the task."""
     arms = comparison.first, comparison.second
     if not any(run.has_signal and run.config.signal.reward_weight > 0.0 for arm in arms for run in arm.runs):
         return
@@ -49,25 +53,25 @@ def check_shaped_return(comparison: Comparison) -> Iterator[Finding]:
             means["shaped_return"][place] = plain
     words = {"shaped_return": "logged return", "bonus": "of it bonus", "env_return": "environment return"}
     known = {name: [value or 0.0 for value in pair] for name, pair in means.items() if any(v is not None for v in pair)}
-    yield Finding(
+    yield finding(
         "shaped-return",
-        comparison.where,
-        (
-            *(("the comparison is claimed on the logged return, which contains the bonus",) if claimed else ()),
+        about_comparison(comparison),
+        [
+            *(["the comparison is claimed on the logged return, which contains the bonus"] if claimed else []),
             *(
                 f"{words[name]} {against(pair)}, a difference of {pair[0] - pair[1]:.4g}"
                 for name, pair in known.items()
             ),
-        ),
-        "compare the environment's return (env_return), best from an evaluation: it has no bonus",
+        ],
         {**means, "claimed": claimed},
+        metric="shaped_return",
     )
 
 
-def check_evaluated_return(arm: ArmRecord) -> Iterator[Finding]:
-    """An evaluation whose return is that of training with the bonus, and not without, was made with the bonus in it."""
-    for protocol in sorted({name for run in arm.runs for name in run.evaluations}):
-        near = []
+def shaped_return_evaluated(arm: ArmRecord) -> Iterator[Finding]:
+    """An evaluation whose return matches training with the bonus, and not without it, contains the bonus."""
+    for protocol in arm.protocols:
+        near: list[tuple[RunRecord, float, bool]] = []
         for run in arm.runs:
             own, bonus = run.over("env_return", _BONUS_WINDOW), run.over("bonus", _BONUS_WINDOW)
             table = run.evaluations.get(protocol)
@@ -76,18 +80,17 @@ def check_evaluated_return(arm: ArmRecord) -> Iterator[Finding]:
             returns = floats(table, "env_return")
             error = float(np.std(returns)) / max(1.0, len(returns)) ** 0.5
             share = (float(np.mean(returns)) - own) / bonus
-            near.append((run.name, share, error < abs(bonus) / 4))
-        shaped = [(name, share) for name, share, sharp in near if sharp and 0.8 <= share <= 1.2]
+            near.append((run, share, error < abs(bonus) / 4))
+        shaped = [(run, share) for run, share, sharp in near if sharp and 0.8 <= share <= 1.2]
         if len(near) >= 2 and 4 * len(shaped) >= 3 * len(near):
-            yield Finding(
+            yield finding(
                 "shaped-return",
-                f"{arm.env}: {arm.name}, '{protocol}'",
-                tuple(
-                    f"{name}: evaluated return is training's plus {share:.0%} of its bonus" for name, share in shaped
-                ),
-                "evaluate the environment alone (vlmsafe evaluate does): an evaluation has no bonus",
-                {"bonus_share": dict(shaped)},
-                Severity.WARNING,
+                about_arm(arm, protocol, [run for run, _ in shaped]),
+                [f"{run.name}: evaluated return is training's plus {share:.0%} of its bonus" for run, share in shaped],
+                {"bonus_share": {run.name: share for run, share in shaped}},
+                fix="evaluate the environment alone (vlmsafe evaluate does): an evaluation has no bonus",
+                severity=Severity.WARNING,
+                metric="env_return",
             )
 
 
@@ -97,7 +100,7 @@ def _mean(arm: ArmRecord, name: str, window: int = 1) -> float | None:
 
 
 def _reversed(comparison: Comparison) -> bool:
-    """Whether the logged return puts one arm first and the environment's the other, neither by chance alone."""
+    """Whether the logged and the environment's return order the arms in opposite ways, each by two standard errors."""
     signs = []
     outcomes: tuple[Outcome, ...] = ("shaped_return", "env_return")
     for outcome in outcomes:
@@ -108,6 +111,10 @@ def _reversed(comparison: Comparison) -> bool:
         gap = float(np.mean(sides[0]) - np.mean(sides[1]))
         signs.append(np.sign(gap) if abs(gap) > 2 * error else 0.0)
     return bool(signs[0] * signs[1] < 0)
+
+
+def _protocols(arms: Sequence[ArmRecord]) -> list[str]:
+    return sorted({name for arm in arms for name in arm.protocols})
 
 
 def _tables(arms: Sequence[ArmRecord], protocol: str) -> pl.DataFrame | None:
@@ -125,15 +132,16 @@ def _tables(arms: Sequence[ArmRecord], protocol: str) -> pl.DataFrame | None:
     return stacked(found) if found else None
 
 
-def check_distance(env: str, arms: Sequence[ArmRecord]) -> Iterator[Finding | Unchecked]:
-    """Over the runs of an environment: is cost another word for distance?"""
-    for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
+def cost_tracks_distance(env: str, arms: Sequence[ArmRecord]) -> Iterator[Finding | Unchecked]:
+    """Over the runs of an environment, cost may measure little more than distance."""
+    for protocol in _protocols(arms):
         episodes = _tables(arms, protocol)
         if episodes is None:
             continue
         columns = [name for name in (*_DISTANCES, "length") if name in episodes.columns]
         if not set(columns) & set(_DISTANCES):
-            yield Unchecked(("cost-tracks-distance",), f"{env}, '{protocol}'", "its evaluation has no path or progress")
+            reason = "its evaluation has no path or progress"
+            yield Unchecked(("cost-tracks-distance",), (about_environment(env, arms, protocol),), reason)
         if not columns:
             continue
         within = episodes.with_columns((pl.col(name) - pl.col(name).mean().over("arm")) for name in ("cost", *columns))
@@ -143,17 +151,16 @@ def check_distance(env: str, arms: Sequence[ArmRecord]) -> Iterator[Finding | Un
             tables.append(alone.with_columns(level=pl.lit("episodes within arms")))
         strong = [row for row in pl.concat(tables).iter_rows(named=True) if _tracks(row)]
         if strong:
-            yield Finding(
+            yield finding(
                 "cost-tracks-distance",
-                f"{env}, '{protocol}'",
-                tuple(
+                about_environment(env, arms, protocol),
+                [
                     f"over {row['n']} {row['level']}, cost and {row['against'].replace('_', ' ')}: "
                     f"Pearson {row['pearson']:.3f}, Spearman {row['spearman']:.3f}"
                     for row in strong
-                ),
-                "hold cost against progress (vlmsafe diagnose returns RUN...): an arm that drives less costs less; "
-                "compare cost per distance, or arms that complete the task",
+                ],
                 {"correlations": strong},
+                metric="cost",
             )
 
 
@@ -173,8 +180,7 @@ def _tracks(row: dict[str, Any]) -> bool:
 def passive_threshold(env: str, arms: Sequence[ArmRecord], protocol: str, given: float | None) -> float | None:
     """The return below which an episode that cost nothing achieved nothing.
 
-    What the user gave, or the environment's own; elsewhere a fifth of the best arm's mean return, where that is
-    positive.
+    It is the given one, or else the environment's own, or else a fifth of the best arm's mean return if positive.
     """
     if given is not None:
         return given
@@ -188,33 +194,37 @@ def passive_threshold(env: str, arms: Sequence[ArmRecord], protocol: str, given:
     return best / 5 if best is not None and best > 0 else None
 
 
-def check_passive(env: str, arms: Sequence[ArmRecord], below: float | None) -> Iterator[Finding | Unchecked]:
-    """Arms whose low cost comes from episodes in which nothing happened."""
-    for protocol in sorted({name for arm in arms for run in arm.runs for name in run.evaluations}):
+def passive_policy(env: str, arms: Sequence[ArmRecord], below: float | None) -> Iterator[Finding | Unchecked]:
+    """An arm's low cost may come from episodes in which nothing happened."""
+    for protocol in _protocols(arms):
         episodes, threshold = _tables(arms, protocol), passive_threshold(env, arms, protocol, below)
         if episodes is None:
             continue
         if threshold is None:
-            yield Unchecked(
-                ("passive-policy",), f"{env}, '{protocol}'", "no return is known to be too low; pass --passive-below"
-            )
+            reason = "no return is known to be too low; pass --passive-below"
+            yield Unchecked(("passive-policy",), (about_environment(env, arms, protocol),), reason)
             continue
         table = passive_episodes(episodes, threshold)
         rates = {row["arm"]: row["rate"] for row in table.iter_rows(named=True) if row["run"] is None}
-        for arm, rate in rates.items():
-            seeds = [row for row in table.iter_rows(named=True) if row["arm"] == arm and row["run"] is not None]
+        for arm in (arm for arm in arms if arm.name in rates):
+            rate = rates[arm.name]
+            seeds = [row for row in table.iter_rows(named=True) if row["arm"] == arm.name and row["run"] is not None]
             if rate < PASSIVE_SHARE and all(row["rate"] < PASSIVE_RUN for row in seeds):
                 continue
             worst = [f"{row['run']} ({row['rate']:.0%})" for row in sorted(seeds, key=lambda row: -row["rate"])[:3]]
-            others = [f"{other} {other_rate:.1%}" for other, other_rate in rates.items() if other != arm]
-            yield Finding(
+            others = [f"{other} {other_rate:.1%}" for other, other_rate in rates.items() if other != arm.name]
+            yield finding(
                 "passive-policy",
-                f"{env}: {arm}, '{protocol}'",
-                (
+                about_arm(arm, protocol, [run for run in arm.runs if protocol in run.evaluations]),
+                [
                     f"{rate:.1%} of its episodes cost nothing and return less than {threshold:g}"
                     + (f"; elsewhere: {listed(others)}" if others else ""),
                     f"most in {listed(worst)}",
-                ),
-                "report cost beside progress; an arm that stands still is not safer",
+                ],
                 {"threshold": threshold, "rates": rates},
+                metric="cost",
             )
+
+
+ARM_CHECKS = (shaped_return_evaluated,)
+COMPARISON_CHECKS = (shaped_return,)

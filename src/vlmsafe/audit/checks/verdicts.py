@@ -1,4 +1,4 @@
-"""What does a verdict hang on? A few episodes, a window, an evaluation, a baseline, or chance between repetitions."""
+"""Verdicts: do they depend on a few episodes, the window, the evaluation, the baseline, chance or many tests?"""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vlmsafe.analysis.tables import floats
-from vlmsafe.audit.findings import Finding
+from vlmsafe.audit.findings import EVERYTHING, Finding, about_arm, about_comparison, finding
 from vlmsafe.comparison.claims import (
     WINDOWS,
+    Claims,
     Comparison,
     Outcome,
     Window,
@@ -30,14 +31,16 @@ from vlmsafe.runs.records import ArmRecord
 
 NOISE = 0.5
 """Share of a difference between arms that repetitions of one of them may differ by."""
+MANY = 5
+"""So many uncorrected tests are reported."""
 FEW = 0.02
 """Share of the episodes of an arm that should not decide a comparison."""
 SIZEABLE = 0.5
 """A difference of costs, as a share of the lower one, that a reader would take seriously without a test."""
 
 
-def check_few_episodes(comparison: Comparison) -> Iterator[Finding]:
-    """Does a difference of costs go away, or turn round, with the costliest few episodes of each arm?"""
+def few_episodes_decide(comparison: Comparison) -> Iterator[Finding]:
+    """A difference of costs may vanish or change sign without the costliest few episodes of each arm."""
     source = source_of(comparison)
     if comparison.claim.outcome != "cost" or source == "training":
         return
@@ -68,59 +71,79 @@ def check_few_episodes(comparison: Comparison) -> Iterator[Finding]:
     left = float(after.difference * np.sign(before.difference) / abs(before.difference)) if before.difference else 1.0
     if left > (0.2 if before.decided == after.decided else 0.5):
         return
-    yield Finding(
+    yield finding(
         "few-episodes-decide",
-        f"{comparison.where}, '{source}'",
-        (
+        about_comparison(comparison, source),
+        [
             f"all episodes: cost {against((before.first, before.second))}, {before.text}: {before.word}",
             f"without the costliest {left_out[0]} and {left_out[1]}: {against((after.first, after.second))}, "
             f"{after.text}: {after.word}",
-        ),
-        "show the episodes, report rates beside means, and evaluate more of them",
+        ],
         {"before": dataclasses.asdict(before), "after": dataclasses.asdict(after), "left_out": left_out},
+        metric="cost",
     )
 
 
-def check_windows(comparison: Comparison) -> Iterator[Finding]:
-    """Does the verdict change with the epochs that are averaged, or with the evaluation?"""
+def window_dependent(comparison: Comparison) -> Iterator[Finding]:
+    """The verdict may change with the epochs that are averaged."""
+    runs = (*comparison.first.runs, *comparison.second.runs)
+    recorded = min((run.epochs_recorded for run in runs if run.epochs_recorded), default=0)
+    fitting: list[Window] = [window for window, size in WINDOWS.items() if size <= recorded]
+    for asked in _by_outcome(comparison):
+        verdicts = {str(window): verdict(asked, "training", window) for window in fitting}
+        yield from _depends("window-dependent", asked, verdicts)
+
+
+def protocol_dependent(comparison: Comparison) -> Iterator[Finding]:
+    """The verdict may change with the evaluation."""
+    for asked in _by_outcome(comparison):
+        verdicts = {f"'{name}'": verdict(asked, name) for name in shared_protocols(comparison)}
+        yield from _depends("protocol-dependent", asked, verdicts)
+
+
+def _by_outcome(comparison: Comparison) -> Iterator[Comparison]:
+    """The comparison on its outcome, and one that nobody claimed on the return as well."""
     outcomes: list[Outcome] = [comparison.claim.outcome]
     if not comparison.claim.stated:
         outcomes.append("env_return")
-    runs = (*comparison.first.runs, *comparison.second.runs)
     for outcome in outcomes:
-        asked = dataclasses.replace(comparison, claim=dataclasses.replace(comparison.claim, outcome=outcome))
-        recorded = min((run.epochs_recorded for run in runs if run.epochs_recorded), default=0)
-        fitting: list[Window] = [window for window, size in WINDOWS.items() if size <= recorded]
-        by_window = {str(window): verdict(asked, "training", window) for window in fitting}
-        yield from _hangs_on(
-            "window-dependent", asked, by_window, "say beforehand which epochs count, and show the others"
-        )
-        by_protocol = {f"'{name}'": verdict(asked, name) for name in shared_protocols(comparison)}
-        yield from _hangs_on(
-            "protocol-dependent", asked, by_protocol, "say beforehand which evaluation counts, and show the others"
-        )
+        yield dataclasses.replace(comparison, claim=dataclasses.replace(comparison.claim, outcome=outcome))
 
 
-def _hangs_on(code: str, comparison: Comparison, found: Mapping[str, Verdict | None], fix: str) -> Iterator[Finding]:
-    known = {name: entry for name, entry in found.items() if entry is not None}
+def _depends(code: str, comparison: Comparison, verdicts: Mapping[str, Verdict | None]) -> Iterator[Finding]:
+    known = {name: entry for name, entry in verdicts.items() if entry is not None}
     turned = {entry.leans for entry in known.values()} >= {-1, 1}
     if len({entry.decided for entry in known.values()}) < 2 and not turned:
         return
-    claim = comparison.claim
-    yield Finding(
+    outcome = comparison.claim.outcome
+    yield finding(
         code,
-        comparison.where,
-        tuple(
-            f"{name}: {WORDS[claim.outcome]} {entry.first:.4g} against {entry.second:.4g}, {entry.text}: {entry.word}"
+        about_comparison(comparison),
+        [
+            f"{name}: {WORDS[outcome]} {against((entry.first, entry.second))}, {entry.text}: {entry.word}"
             for name, entry in known.items()
-        ),
-        fix,
+        ],
         {name: {**dataclasses.asdict(entry), "verdict": entry.word} for name, entry in known.items()},
+        metric=outcome,
     )
 
 
-def check_baselines(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
-    """One arm against several baselines of one learner: does it win against one and lose against another?"""
+def many_tests(claims: Claims | None, compared: Sequence[Comparison]) -> Iterator[Finding]:
+    """A level is meant for one test. A claim about several environments is a test on each."""
+    tested = [one.claim for one in compared if one.claim.test != "none"]
+    if claims is None or claims.correction != "none" or len(tested) < MANY:
+        return
+    alpha = max(claim.alpha for claim in tested)
+    yield finding(
+        "many-tests",
+        EVERYTHING,
+        [f"{len(tested)} tests at {alpha:g} without a correction: chance alone passes {alpha * len(tested):.2g}"],
+        {"tests": len(tested), "alpha": alpha},
+    )
+
+
+def baseline_dependent(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
+    """An arm may be better than one baseline and worse than another of the same learner."""
     groups: dict[tuple[str, str, Outcome, str, str], list[Comparison]] = {}
     for comparison in comparisons:
         first, second, claim = comparison.first, comparison.second, comparison.claim
@@ -128,20 +151,20 @@ def check_baselines(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
         if same and first.has_signal and not second.has_signal:
             key = (comparison.env, claim.first, claim.outcome, source_of(comparison), claim.window)
             groups.setdefault(key, []).append(comparison)
-    for (env, arm, outcome, source, _), own in groups.items():
+    for (_, _, outcome, source, _), own in groups.items():
         means = {comparison.claim.second: pair for comparison in own if (pair := _means(comparison))}
         gaps = {name: first - second for name, (first, second) in means.items()}
         least = 0.1 * max((abs(first) for first, _ in means.values()), default=0.0)
         if any(gap > least for gap in gaps.values()) and any(gap < -least for gap in gaps.values()):
-            yield Finding(
+            yield finding(
                 "baseline-dependent",
-                f"{env}: {arm}, '{source}'",
-                tuple(
+                about_arm(own[0].first, source),
+                [
                     f"against {name}: {WORDS[outcome]} {against(means[name])}, {'higher' if gap > 0 else 'lower'}"
                     for name, gap in gaps.items()
-                ),
-                "compare with the baseline that is matched in everything but the signal, and with no other",
+                ],
                 {"differences": gaps},
+                metric=outcome,
             )
 
 
@@ -154,8 +177,8 @@ def _means(comparison: Comparison) -> tuple[float, float] | None:
     return (float(np.mean(sides[0])), float(np.mean(sides[1]))) if all(sides) else None
 
 
-def check_replications(comparisons: Sequence[Comparison], arms: Sequence[ArmRecord]) -> Iterator[Finding]:
-    """Arms with equal settings are one arm trained twice: how far apart are they, beside what is claimed?"""
+def replication_noise(comparisons: Sequence[Comparison], arms: Sequence[ArmRecord]) -> Iterator[Finding]:
+    """Arms with equal settings are one arm trained twice. Their distance shows how much is chance."""
     for comparison in comparisons:
         claim, means = comparison.claim, _means(comparison)
         if means is None or means[0] == means[1]:
@@ -168,18 +191,21 @@ def check_replications(comparisons: Sequence[Comparison], arms: Sequence[ArmReco
                 continue
             effect, noise = abs(means[0] - means[1]), abs(means[0] - float(np.mean(values)))
             if noise >= NOISE * effect:
-                yield Finding(
+                yield finding(
                     "replication-noise",
-                    comparison.where,
-                    (
+                    about_comparison(comparison),
+                    [
                         f"{WORDS[claim.outcome]} {against(means)}: a difference of {effect:.4g}",
                         f"{arm.name} has the settings of {claim.first}, and {np.mean(values):.4g}: {noise:.4g} away",
-                    ),
-                    "pool the repetitions, and train more seeds: this much is chance",
+                    ],
                     {"difference": effect, "between_repetitions": noise, "repetition": arm.name},
+                    metric=claim.outcome,
                 )
 
 
 def _repeats(comparison: Comparison, arm: ArmRecord) -> bool:
     one, other = comparison.first.first, arm.first
     return not differences(one.settings, other.settings) and one.prompts == other.prompts
+
+
+COMPARISON_CHECKS = (few_episodes_decide, window_dependent, protocol_dependent)
