@@ -197,7 +197,7 @@ def _kind(line: list[str]) -> str:
     if "vlmsafe study run" in own:
         return "study"
     if "ray::" in own:
-        return "service" if "ServiceActor" in own else "worker" if "Keeper" in own else "other"
+        return "service" if "ServiceActor" in own else "worker" if "CommandActor" in own else "other"
     if "vlmsafe train" in own or "vlmsafe evaluate" in own:
         return "run"
     if any("vlmsafe train" in words or "vlmsafe evaluate" in words for words in line[1:]):

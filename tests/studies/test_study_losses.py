@@ -24,7 +24,7 @@ from vlmsafe.io.locks import (
 )
 from vlmsafe.studies import execute as execution
 from vlmsafe.studies.execute import JOURNAL, execute
-from vlmsafe.studies.launch.local import Handle, Lost
+from vlmsafe.studies.launch.api import Handle, Lost
 from vlmsafe.studies.remote import run_side as remote_run
 from vlmsafe.studies.remote import study_side as keeping
 from vlmsafe.studies.remote.store import Store, Tree, Unreachable

@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable
 
 from vlmsafe.cli import main
-from vlmsafe.studies.launch.local import Command, Handle, Launcher
+from vlmsafe.studies.launch.api import Command, Handle, Launcher
 
 
 class Ended(Handle):

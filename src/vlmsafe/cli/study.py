@@ -31,7 +31,7 @@ from vlmsafe.errors import EXIT_FAILED, InputError, unknown_name
 
 if TYPE_CHECKING:
     from vlmsafe.studies.execute import Event
-    from vlmsafe.studies.launch.local import Launcher
+    from vlmsafe.studies.launch.api import Launcher
     from vlmsafe.studies.remote.store import Store
     from vlmsafe.studies.scorer.shared import SharedScorer
     from vlmsafe.studies.study import RunSpec, Study

@@ -39,12 +39,7 @@ from vlmsafe.io.locks import (
 from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.versions import other_code
-from vlmsafe.studies.launch.local import (
-    Command,
-    Handle,
-    Launcher,
-    Lost,
-)
+from vlmsafe.studies.launch.api import Command, Handle, Launcher, Lost
 from vlmsafe.studies.progress import (
     Busy,
     Step,

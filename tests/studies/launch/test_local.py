@@ -10,12 +10,8 @@ from pathlib import Path
 import pytest
 
 from vlmsafe.errors import InputError
-from vlmsafe.studies.launch.local import (
-    Command,
-    LocalLauncher,
-    free_memory,
-    usable_cores,
-)
+from vlmsafe.studies.launch.api import Command
+from vlmsafe.studies.launch.local import LocalLauncher, free_memory, usable_cores
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
 
@@ -111,7 +107,8 @@ def test_stopping_asks_first_and_ends_children_too_when_it_must(tmp_path):
 def test_commands_are_asked_to_save_when_the_study_is_killed(tmp_path):
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from vlmsafe.studies.launch.local import Command, LocalLauncher\n"
+        "from vlmsafe.studies.launch.api import Command\n"
+        "from vlmsafe.studies.launch.local import LocalLauncher\n"
         "child = 'import os, signal, sys, time\\n'"
         "'signal.signal(signal.SIGTERM, lambda *a: (print(\"saved\", flush=True), sys.exit(0)))\\n'"
         "'print(os.getpid(), flush=True)\\ntime.sleep(60)'\n"

@@ -27,7 +27,7 @@ from vlmsafe.io.files import read_rows  # noqa: E402
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of  # noqa: E402
 from vlmsafe.studies.execute import JOURNAL, execute  # noqa: E402
 from vlmsafe.studies.launch import ray as ray_launcher  # noqa: E402
-from vlmsafe.studies.launch.local import Command, Lost  # noqa: E402
+from vlmsafe.studies.launch.api import Command, Lost  # noqa: E402
 from vlmsafe.studies.launch.ray import RayLauncher, connect  # noqa: E402
 from vlmsafe.studies.progress import glance  # noqa: E402
 from vlmsafe.studies.schema import parse_study  # noqa: E402
@@ -281,7 +281,7 @@ def test_runs_of_a_study_that_is_killed_save_and_leave(local, tmp_path):
     study = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from vlmsafe.studies.launch.local import Command\n"
+        "from vlmsafe.studies.launch.api import Command\n"
         "from vlmsafe.studies.launch.ray import RayLauncher\n"
         f"launcher = RayLauncher({local.address!r}, patience=60.0)\n"
         f"handle = launcher.launch(Command((sys.executable, '-c', {child!r}), Path({str(tmp_path / 'a.log')!r})))\n"
@@ -319,7 +319,7 @@ def test_a_node_with_another_version_fails_a_command_with_a_reason(local, tmp_pa
     handle = local.launch(Command((sys.executable, "-c", ""), log))
     assert wait_for(handle.poll) == EXIT_FAILED
     (line,) = log.read_text().splitlines()
-    assert line.startswith("error: it cannot begin on ")
+    assert line.startswith("error: it cannot start on ")
     assert line.endswith(f" has vlmsafe {own}, and the study 0.0.1; install that")
 
 
@@ -341,7 +341,7 @@ def test_needs_are_cut_to_what_one_node_has_and_not_to_the_best_of_several(local
     assert fitting(cores=4, memory=2**33, gpus=1.0) == (2, 2**33, 1.0)
     assert fitting(cores=16, memory=2**34) == (8, 2**33, 0.0)
     assert fitting(cores=2, memory=2**34) == (2, 2**34, 0.0)
-    with pytest.raises(RunError, match="a run is to have 4 GPU, and no node of the cluster has as much"):
+    with pytest.raises(RunError, match="a run needs 4 GPU, and no node of the cluster has that many"):
         fitting(gpus=4.0)
 
 
@@ -357,7 +357,7 @@ def test_a_gpu_that_is_away_for_a_moment_is_waited_for_and_who_waits_is_told(loc
         assert [local.launch(Command(("x",), tmp_path / "a.log", gpus=1.0)) for _ in range(3)] == [None] * 3
         with pytest.raises(RunError, match="4 GPU"):
             local.launch(Command(("x",), tmp_path / "a.log", gpus=4.0))
-    assert said == ["no node has 1 GPU now, as one had before; commands that need it wait"]
+    assert said == ["the node with 1 GPU is gone; commands that need it wait"]
 
 
 def test_commands_that_wait_for_a_gpu_are_in_nobody_elses_way_and_it_is_said(local, tmp_path, monkeypatch):
@@ -372,7 +372,7 @@ def test_commands_that_wait_for_a_gpu_are_in_nobody_elses_way_and_it_is_said(loc
     assert said == []
     monkeypatch.setattr(ray_launcher, "_LONG", 0.0)
     assert [handle.poll() for handle in waiting[:2]] == [None, None]
-    assert said == ["no node had 1 cores, 0.0 GiB of memory and 1 GPU free for 0 s; commands that need so much wait"]
+    assert said == ["no node had 1 cores, 0.0 GiB of memory and 1 GPU free for 0 s; commands that need them wait"]
     plain.stop(now=True)
     for handle in waiting[:2]:
         handle.stop()

@@ -1,92 +1,31 @@
-"""Where the commands of a study run. A launcher takes a command when it has room and says how it ended.
-
-The interface is three functions: `launch`, and of what it returns `poll` and `stop`. A command is a list of words that
-needs nothing but the files it names, so that a launcher may run it on another machine that sees them. There a command
-may be lost with its machine, which `poll` then says: nothing is wrong with the command, and it may be launched again.
-"""
+"""A launcher that runs commands as processes of this machine."""
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from vlmsafe.errors import InputError
 from vlmsafe.io.disk import disk_errors, make_directory
+from vlmsafe.studies.launch.api import Command, Handle, Launcher
 
-_SHARE_OF_MEMORY = 0.9  # the rest is for whatever else the machine does
+_SHARE_OF_MEMORY = 0.9  # the rest is for other programs on the machine
 _PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True)
-class Command:
-    """Something to run, and what it needs."""
-
-    words: tuple[str, ...]
-    log: Path
-    """File to which all that it prints is added."""
-    cores: int = 1
-    memory: int = 0
-    """Bytes it will hold at most, as far as known."""
-    gpus: float = 0.0
-    """Share of a GPU, or how many; 0 where it needs none."""
-
-
-@dataclass(frozen=True)
-class Lost:
-    """What became of a command whose machine died, or can no longer be reached; it runs no more."""
-
-    reason: str
-    process: str = ""
-    """Its process as a lock names it, where it is known: see `DirectoryLock`."""
-
-
-class Handle(abc.ABC):
-    """A command that was launched."""
-
-    @abc.abstractmethod
-    def poll(self) -> int | Lost | None:
-        """Its exit code; None while it runs. A signal that ended it counts negative, as everywhere in Python."""
-
-    def place(self) -> str | None:
-        """The machine it runs on; None while it waits for one."""
-        return socket.gethostname()
-
-    @abc.abstractmethod
-    def stop(self, now: bool = False) -> None:
-        """Ask it to save and leave, or end it at once."""
-
-
-class Launcher(abc.ABC):
-    """Runs commands as far as there is room."""
-
-    @abc.abstractmethod
-    def launch(self, command: Command) -> Handle | None:
-        """Start a command; None where there is no room until another one has ended."""
-
-    @abc.abstractmethod
-    def describe(self) -> str:
-        """In a few words, for people."""
-
-    def close(self) -> None:  # noqa: B027 - most are connected to nothing
-        """Leave whatever the launcher is connected to; nothing is running any more."""
-
-
 class LocalLauncher(Launcher):
-    """A pool of processes on this machine, no more at a time than its cores and its memory allow.
+    """Runs as many processes at a time as the cores and the memory of this machine allow.
 
-    One command is always taken: refusing what no machine of the user's could ever run would help nobody. Commands get
-    a session of their own, so that Ctrl-C reaches the study alone, which then asks them to save. If the study itself is
-    killed, the kernel asks them in its place.
+    If nothing is running, any command is taken, even one that is too large for the machine. Commands run in their own
+    session, so Ctrl-C reaches only the study, which then asks them to save. If the study is killed, the kernel asks
+    them instead.
     """
 
     def __init__(self, *, cores: int | None = None, memory: int | None = None, jobs: int | None = None) -> None:
@@ -123,7 +62,7 @@ class _Process(Handle):
     def __init__(self, command: Command) -> None:
         make_directory(command.log.parent)
         environment = dict(os.environ)
-        # Libraries would start a thread per core of the machine in every one of the processes that share it.
+        # Otherwise libraries start one thread per core of the machine in every process.
         environment.setdefault("OMP_NUM_THREADS", str(command.cores))
         with disk_errors(command.log), command.log.open("ab") as log:
             self._process = start_process(command.words, log, environment)
@@ -143,9 +82,9 @@ def start_process(
     *,
     same_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """A process, mostly in a session of its own, that is asked to save and leave when the thread that started it ends.
+    """Start a process that is asked to save and exit when the thread that started it ends.
 
-    One in our own session is ended with us by whoever ends the session.
+    It gets its own session unless `same_session`: then a signal to this session also reaches it.
     """
     return subprocess.Popen(
         words,
@@ -160,21 +99,21 @@ def start_process(
 
 
 def stop_process(process: subprocess.Popen[bytes], now: bool) -> None:
-    """Ask a process to save and leave, or end it at once."""
+    """Ask a process to save and exit, or kill it with its children if `now`."""
     if process.poll() is not None:
         return
-    with contextlib.suppress(ProcessLookupError):  # it may end by itself in this moment
+    with contextlib.suppress(ProcessLookupError):  # it may just have ended by itself
         if now:
-            os.killpg(process.pid, signal.SIGKILL)  # with the simulators it started
+            os.killpg(process.pid, signal.SIGKILL)  # and the simulators it started
         else:
             process.terminate()
 
 
 def _ask_when_parent_dies() -> Callable[[], None] | None:
-    """What a child does before it starts, so that SIGTERM reaches it when this process dies, however it dies.
+    """A function that a child calls before it starts, so that it gets SIGTERM when this process dies for any reason.
 
-    Nothing is imported or looked up after the fork. Elsewhere than on Linux children outlive a killed study; the next
-    one waits for them.
+    Nothing is imported or looked up after the fork. On systems other than Linux children outlive a killed study, and
+    the next one waits for them.
     """
     if sys.platform != "linux":
         return None
@@ -183,19 +122,19 @@ def _ask_when_parent_dies() -> Callable[[], None] | None:
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died in between
+        if os.getppid() != parent:  # the parent died before the call above
             os.kill(os.getpid(), signal.SIGTERM)
 
     return ask
 
 
 def usable_cores() -> int:
-    """Cores that this process may use, which may be fewer than the machine has."""
+    """The number of cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory() -> int:
-    """Bytes that can be had without swapping: what the kernel says, and what a container leaves."""
+    """Bytes that can be allocated without swapping, within the limits of the kernel and of a container."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -208,6 +147,6 @@ def free_memory() -> int:
     ):
         try:
             found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):  # no such container, or no limit: 'max'
+        except (OSError, ValueError):  # no container, or no limit ('max')
             continue
     return max(1, min(found))

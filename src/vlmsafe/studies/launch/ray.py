@@ -1,13 +1,13 @@
-"""Commands of a study on the machines of a Ray cluster, or of a Ray that is started here for the time being.
+"""A launcher that runs commands on a Ray cluster, or on a Ray that it starts on this machine.
 
-Every command is a small Ray actor with the cores, the memory and the share of a GPU that it needs; Ray finds it a node.
-The actor (`ray_node`) runs the same words as anywhere else, as a process of its own, and passes on what that prints.
+Each command is a small Ray actor (`ray_node`) that asks for the cores, the memory and the share of a GPU that the
+command needs. Ray places it on a node. The actor runs the command as a process and returns what the process prints.
 
-No run is ever trained in two places. The launcher gives each actor a sign of life every second or so, from a thread of
-its own, whatever the study is busy with. An actor that has heard nothing for most of `patience` seconds asks its
-process to save and leave, and at their end kills it: the study was killed, or the network between them is cut. A
-command counts as lost when its actor is dead or out of reach, and only after that time; by then its process is gone,
-wherever it was, and may be started again. The process of an actor that dies is asked by the kernel to save and leave.
+A run is never trained in two places at once. A thread of the launcher tells each actor every half second that the
+study is alive. An actor that hears nothing for most of `patience` seconds asks its process to save and exit, and kills
+it when the time is over: either the study was killed or the network is cut. If an actor dies, the kernel asks its
+process to save and exit. The launcher counts a command as lost only after the same time, when its process is certainly
+gone and the command can be started elsewhere.
 """
 
 from __future__ import annotations
@@ -30,32 +30,27 @@ from vlmsafe.errors import (
 )
 from vlmsafe.io.disk import disk_errors, make_directory
 from vlmsafe.io.ray import chosen_address, connect, first_line, reason_lines
-from vlmsafe.studies.launch.local import (
-    Command,
-    Handle,
-    Launcher,
-    Lost,
-)
+from vlmsafe.studies.launch.api import Command, Handle, Launcher, Lost
 from vlmsafe.studies.launch.ray_node import (
     ANSWERS,
     ENVIRONMENT,
-    LOOK,
-    Keeper,
-    Look,
-    Words,
+    STATE_WAIT,
+    CommandActor,
+    CommandState,
+    RemoteCommand,
     package_version,
 )
 
 PATIENCE = 60.0
-_LEAST_PATIENCE = 3.0  # seconds; a busy machine gives no sign of life more often
-_BEAT = 0.5  # seconds between two signs of life
-_QUEUED = 2  # commands that wait for a node at a time: one is ready when another ends, and few are ahead of what is due
-_LONG = 60.0  # seconds of waiting for a node, after which it is said
+_LEAST_PATIENCE = 3.0  # seconds; a busy machine may not send a heartbeat more often
+_BEAT = 0.5  # seconds between two heartbeats
+_QUEUED = 2  # commands that wait for a node at a time: enough to keep nodes busy, few enough to keep the study's order
+_LONG = 60.0  # seconds of waiting for a node after which a line is printed
 _MEBIBYTE = 2**20
 
 
 class RayLauncher(Launcher):
-    """Commands on the nodes of a Ray cluster, as far as their cores, memory and GPUs go."""
+    """Runs commands on the nodes of a Ray cluster, within their cores, memory and GPUs."""
 
     def __init__(
         self,
@@ -66,27 +61,27 @@ class RayLauncher(Launcher):
         patience: float = PATIENCE,
         tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
-        """`tell` says a line to whoever watches."""
+        """`tell` prints a line for the user."""
         for name, value in (("cores", cores), ("jobs", jobs)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be greater than 0")
         if not _LEAST_PATIENCE <= patience < math.inf:
-            raise InputError(f"patience is {patience:g} s; expected at least {_LEAST_PATIENCE:g}, and not for ever")
+            raise InputError(f"patience is {patience:g} s; expected a number of at least {_LEAST_PATIENCE:g}")
         self.jobs, self.patience = jobs, patience
         self.alone = chosen_address(address) == "local"
-        """Whether Ray is started here, and no other machine can join it."""
+        """Whether Ray was started here and no other machine can join it."""
         self._tell, self._told = tell, set[str]()
         self._ray = connect(address, cores)
         self.address: str = self._ray.get_runtime_context().gcs_address
-        self._actor = self._ray.remote(max_restarts=0, max_concurrency=ANSWERS)(Keeper)
-        self._most_gpus = 0.0  # of a node, since the beginning
+        self._actor = self._ray.remote(max_restarts=0, max_concurrency=ANSWERS)(CommandActor)
+        self._most_gpus = 0.0  # the most that any node has had so far
         self._handles: list[_RayCommand] = []
         self._closing = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heart", daemon=True)
         self._heart.start()
 
     def _beat(self) -> None:
-        """A thread: the study may be busy with a disk or a store for longer than actors are patient."""
+        """Runs in a thread, because the study may be busy with a disk or a store for longer than the patience."""
         while not self._closing.wait(_BEAT) and self._ray.is_initialized():
             for handle in self._handles:
                 handle.beat()
@@ -95,24 +90,25 @@ class RayLauncher(Launcher):
         self._handles = [handle for handle in self._handles if handle.poll() is None]
         if self.jobs is not None and len(self._handles) >= self.jobs:
             return None
-        # A cluster that grows with demand doubles at each turn. Who waits for a GPU is in nobody else's way.
+        # As many may wait as there are nodes, so that a cluster that grows with demand can double. Commands that wait
+        # for a GPU do not block those that need none.
         waiting = sum(handle.place() is None for handle in self._like(command))
         if waiting >= max(_QUEUED, len(self._nodes())):
             return None
         fitting = self._fitting(command)
         if fitting is None:
-            self._say(f"no node has {command.gpus:g} GPU now, as one had before; commands that need it wait")
+            self._say(f"the node with {command.gpus:g} GPU is gone; commands that need it wait")
             return None
         handle = _RayCommand(self._ray, self._created(fitting), fitting, self.patience, self._waits)
         self._handles.append(handle)
         return handle
 
     def _like(self, command: Command) -> list[_RayCommand]:
-        """Commands under way that need the same kind of node."""
+        """Running or waiting commands that need the same kind of node."""
         return [handle for handle in self._handles if bool(handle.command.gpus) == bool(command.gpus)]
 
     def _created(self, command: Command) -> Any:
-        """An actor with what a command needs. Ray counts memory in whole units, and nothing must wait for zero."""
+        """An actor with the resources of a command. Ray refuses 0 bytes of memory, so it asks for at least 1 MiB."""
         options = self._actor.options(
             num_cpus=command.cores,
             memory=max(_MEBIBYTE, command.memory),
@@ -121,15 +117,15 @@ class RayLauncher(Launcher):
         )
         threads = os.environ.get("OMP_NUM_THREADS", str(command.cores))
         environment = {"OMP_NUM_THREADS": threads, "RAY_ADDRESS": self.address}
-        words = Words(command.words, sys.executable, os.getcwd(), environment, package_version())
-        return options.remote(words, self.patience)
+        sent = RemoteCommand(command.words, sys.executable, os.getcwd(), environment, package_version())
+        return options.remote(sent, self.patience)
 
     def _fitting(self, command: Command) -> Command | None:
-        """A command that needs more cores or memory than any one machine has gets all of the best: refusing it would
-        help nobody. None: the node with its GPU is away for the moment."""
+        """The command with resources that some node has: one that needs more cores or memory than any node gets all of
+        the largest node. None if the node with its GPU is gone for the moment."""
         able = [node for node in self._nodes() if node.get("GPU", 0.0) >= command.gpus]
         if not able and command.gpus > self._most_gpus:
-            raise RunError(f"a run is to have {command.gpus:g} GPU, and no node of the cluster has as much; see --gpus")
+            raise RunError(f"a run needs {command.gpus:g} GPU, and no node of the cluster has that many; see --gpus")
         if not able:
             return None
 
@@ -140,10 +136,10 @@ class RayLauncher(Launcher):
         return replace(command, cores=int(cores) or command.cores, memory=int(memory) or command.memory)
 
     def _waits(self, command: Command) -> None:
-        """Say what is waited for so long, unless a command like it runs, whose end makes room."""
+        """Say that a command has waited long, unless a similar one is running: it will make room when it ends."""
         if not any(handle.running for handle in self._like(command)):
             needs = f"{command.cores} cores, {command.memory / 2**30:.1f} GiB of memory and {command.gpus:g} GPU"
-            self._say(f"no node had {needs} free for {_LONG:g} s; commands that need so much wait")
+            self._say(f"no node had {needs} free for {_LONG:g} s; commands that need them wait")
 
     def _say(self, line: str) -> None:
         if line not in self._told:
@@ -158,7 +154,7 @@ class RayLauncher(Launcher):
         return f"Ray at {self.address}: {len(nodes)} node{plural}, {cpus:g} cores, {gpus:g} GPUs{limit}"
 
     def _nodes(self) -> list[dict[str, float]]:
-        """What each living node has."""
+        """The resources of each live node."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         self._most_gpus = max([self._most_gpus, *(node.get("GPU", 0.0) for node in nodes)])
         return nodes
@@ -173,7 +169,7 @@ class RayLauncher(Launcher):
 
 
 class _RayCommand(Handle):
-    """The launcher's end of an actor. One look and one sign of life are under way at a time."""
+    """The launcher's side of an actor. At most one call of `state` and one of `beat` are in flight."""
 
     def __init__(
         self, ray: Any, actor: Any, command: Command, patience: float, on_long_wait: Callable[[Command], None]
@@ -181,23 +177,23 @@ class _RayCommand(Handle):
         self._ray, self._actor, self.command, self._patience = ray, actor, command, patience
         self._log, self._on_long_wait = command.log, on_long_wait
         make_directory(command.log.parent)
-        self._running = actor.run.remote()  # kept: Ray drops what nobody refers to
-        self._seen = 0  # bytes of its output
+        self._running = actor.run.remote()  # kept, because Ray drops what nothing refers to
+        self._seen = 0  # bytes of output received
         self._place: str | None = None
         self._process = ""
         self._ended: int | Lost | None = None
         self._began = self._answered = time.monotonic()
-        self._silent: str | None = None  # why it does not answer any more
-        self._lock = threading.Lock()  # no sign of life after it was taken to be silent
+        self._silent: str | None = None  # why it no longer answers
+        self._lock = threading.Lock()  # no heartbeat may follow once the actor counts as silent
         self._beat = actor.beat.remote()
-        self._look()
+        self._ask()
 
-    def _look(self) -> None:
+    def _ask(self) -> None:
         self._asked = self._sent = time.monotonic()
-        self._answer = self._actor.look.remote(self._seen)
+        self._answer = self._actor.state.remote(self._seen)
 
     def beat(self) -> None:
-        """Tell the actor that the study lives; another thread's, so it does nothing else."""
+        """Tell the actor that the study is alive; called from another thread, so it does nothing else."""
         with self._lock:
             if self._ended is None and self._silent is None and self._ray.wait([self._beat], timeout=0)[0]:
                 self._sent = time.monotonic()
@@ -215,33 +211,33 @@ class _RayCommand(Handle):
     def _receive(self) -> None:
         errors, now = self._ray.exceptions, time.monotonic()
         if self._silent is not None:
-            # Whatever it was last asked or told may have reached it, and keeps it at work for so long.
+            # The last call may have reached the actor, which then keeps its process running for this long.
             if now > self._sent + self._patience:
                 self._end(Lost(self._silent, self._process))
             return
         ready, _ = self._ray.wait([self._answer], timeout=0)
         if not ready:
             if self._place is None and now > self._began + _LONG:
-                self._began = now  # what made it wait may have ended just now, and room be found in a moment
+                self._began = now
                 self._on_long_wait(self.command)
             return
         try:
-            found: Look = self._ray.get(self._answer)
+            found: CommandState = self._ray.get(self._answer)
         except errors.ActorDiedError as error:
-            if "creation task" in str(error):  # nothing was lost: it can never begin there
+            if "creation task" in str(error):  # nothing was lost: it cannot start on that node
                 self._fail(_last_line(error))
             else:
                 self._fall_silent(f"{self._place or 'its node'} was lost: {first_line(error)}")
         except errors.ActorUnavailableError:
             if now > self._answered + self._patience:
                 self._fall_silent(f"{self._place or 'its node'} cannot be reached")
-            elif now > self._asked + LOOK:
-                self._look()
+            elif now > self._asked + STATE_WAIT:
+                self._ask()
         except errors.RayError as error:
             self._fail(first_line(error))
         else:
             self._answered = now
-            self._take_in(found)
+            self._update(found)
 
     def _fall_silent(self, why: str) -> None:
         with self._lock:
@@ -251,13 +247,13 @@ class _RayCommand(Handle):
         self._print(f"error: {why}\n".encode())
         self._end(EXIT_FAILED)
 
-    def _take_in(self, found: Look) -> None:
+    def _update(self, found: CommandState) -> None:
         self._place, self._process = found.node, found.process
         self._seen += len(found.output)
         self._print(found.output)
         if found.code is None or found.rest:
-            self._look()
-        elif found.given_up:  # the study, not the command, was slow or cut off
+            self._ask()
+        elif found.given_up:  # the study was slow or cut off; the command did not fail
             self._end(Lost(f"{found.node} heard nothing for {self._patience:g} s", found.process))
         else:
             self._end(found.code)
@@ -273,7 +269,7 @@ class _RayCommand(Handle):
     def stop(self, now: bool = False) -> None:
         if self.poll() is not None:
             return
-        if self._place is None:  # it waits for a node, and need not begin
+        if self._place is None:  # it still waits for a node
             self._end(EXIT_INTERRUPTED)
         else:
             self._actor.stop.remote(now)
@@ -284,8 +280,8 @@ class _RayCommand(Handle):
 
 
 def _last_line(error: Exception) -> str:
-    """Why an actor could not be made, from the end of its traceback, and where."""
+    """Why an actor could not be created, from the end of its traceback, and on which node."""
     lines = reason_lines(error)
     where = re.search(r"\bip=([^,)\s]+)", lines[0])
     why = lines[-1].removeprefix("vlmsafe.errors.RunError: ")
-    return f"it cannot begin on {where[1] if where else 'a node'}: {why}"
+    return f"it cannot start on {where[1] if where else 'a node'}: {why}"
