@@ -413,7 +413,7 @@ def test_an_address_at_which_nothing_listens_is_told_at_once(address):
 
 def test_a_cluster_with_another_ray_is_told_with_both_versions():
     said = "Version mismatch: The cluster was started with:\n  Ray: 2.60.0\nThis process was:\n    Ray: 2.41.0\n"
-    found = ray_launcher._first_line(RuntimeError(said))
+    found = ray_launcher.first_line(RuntimeError(said))
     assert "\n" not in found
     assert "2.60.0" in found
     assert "2.41.0" in found

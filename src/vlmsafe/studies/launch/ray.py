@@ -66,7 +66,7 @@ class RayLauncher(Launcher):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be greater than 0")
         if not _LEAST_PATIENCE <= patience < math.inf:
-            raise InputError(f"patience is {patience:g} s; expected a number of at least {_LEAST_PATIENCE:g}")
+            raise InputError(f"patience is {patience:g} s; expected at least {_LEAST_PATIENCE:g}, and a finite time")
         self.jobs, self.patience = jobs, patience
         self.alone = chosen_address(address) == "local"
         """Whether Ray was started here and no other machine can join it."""
