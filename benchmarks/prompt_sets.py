@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 from vlmsafe.evaluation.trace.rescore import rescore
 from vlmsafe.io.images import encode
 from vlmsafe.signals.prompts import PromptSet, load_prompts
-from vlmsafe.signals.scorers import Scorer
+from vlmsafe.signals.scorers.api import Scorer
 from vlmsafe.signals.scorers.clip import ClipScorer
 from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 from vlmsafe.signals.scorers.images import Preprocessing

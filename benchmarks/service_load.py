@@ -29,8 +29,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.scorers.api import Precision
 from vlmsafe.signals.scorers.batches import Recorded
-from vlmsafe.signals.scorers.clip import ClipScorer, Precision, compiled
+from vlmsafe.signals.scorers.clip import ClipScorer, compiled
 
 AIM_RATE, AIM_SHARE, AIM_MILLISECONDS = 30_000.0, 0.70, 100.0
 PROMPTS = "metadrive"

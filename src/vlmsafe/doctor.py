@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 
 from vlmsafe.envs import opengl
 from vlmsafe.envs.registry import ENVS, env_spec
-from vlmsafe.signals.scorers import CLIP_DEFAULT, QWEN2_VL_DEFAULT
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
+from vlmsafe.signals.scorers.registry import KINDS
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,15 @@ class Finding:
         return self.version is not None
 
 
+def _scorers_that_need(package: str) -> str:
+    *names, last = (kind.name for kind in KINDS.values() if package in kind.packages)
+    return f"scorers {', '.join(names)} and {last}"
+
+
 # (distribution, import name, what it enables, how to install it, required)
 _PACKAGES = (
-    ("torch", "torch", "scorers embedded, clip and qwen2-vl, train --tensorboard", "pip install torch", False),
-    ("transformers", "transformers", "scorers clip and qwen2-vl", "pip install 'transformers>=5.0'", False),
+    ("torch", "torch", f"{_scorers_that_need('torch')}, train --tensorboard", "pip install torch", False),
+    ("transformers", "transformers", _scorers_that_need("transformers"), "pip install 'transformers>=5.0'", False),
     ("gymnasium", "gymnasium", "environments", "pip install gymnasium", True),
     ("polars", "polars", "evaluation tables", "pip install polars", True),
     ("metadrive-simulator", "metadrive", "metadrive-easy, -medium, -hard", ENVS["metadrive-easy"].install, False),
@@ -80,9 +85,11 @@ def examine() -> list[Finding]:
     findings.append(_drawing())
     again = "install vlmsafe again: it is a part of it"
     findings.append(Finding("embedded model", _shipped(), "--scorer embedded, the default", again))
-    for scorer, model in (("clip", CLIP_DEFAULT), ("qwen2-vl", QWEN2_VL_DEFAULT)):
-        found = "in the cache" if _cached(model) else None
-        findings.append(Finding(model, found, f"--scorer {scorer} without internet", f"hf download {model}"))
+    for kind in KINDS.values():
+        if kind.downloaded and kind.default is not None:
+            found = "in the cache" if _cached(kind.default) else None
+            enables = f"--scorer {kind.name} without internet"
+            findings.append(Finding(kind.default, found, enables, f"hf download {kind.default}"))
     return findings
 
 

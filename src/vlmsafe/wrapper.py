@@ -22,17 +22,12 @@ from numpy.typing import NDArray
 from vlmsafe.envs.api import as_frame
 from vlmsafe.errors import InputError
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.frame_stack import Moments
+from vlmsafe.signals.frame_stack import FrameStack
 from vlmsafe.signals.gate import GATES, AnyGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import Scores, apply_rule
-from vlmsafe.signals.scorers import (
-    Precision,
-    Rule,
-    Scorer,
-    make_scorer,
-)
-from vlmsafe.signals.scorers.api import check_scorer, score_checked
+from vlmsafe.signals.scorers.api import Precision, Rule, Scorer, check_scorer, score_checked
+from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 from vlmsafe.signals.shaping import due
 
 __all__ = ["SemanticSignals"]
@@ -57,7 +52,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         reward_weight: float = 0.1,
         rule: Rule = "decoupled",
         device: str = "auto",
-        precision: Precision = "float32",
+        precision: Precision | None = None,
         seed: int = 0,
     ) -> None:
         """`scorer` and `prompts` are names as on the command line, or objects; `seed` is for scorers that draw.
@@ -95,22 +90,17 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
                 "gymnasium.make(..., render_mode='rgb_array')"
             )
         self._dice = np.random.default_rng((seed, 1))
-        self._moments = Moments(self._frame, self.scorer.frames, every)
+        self._stack = FrameStack(self._frame, self.scorer.frames, every)
         self._begin_episode()
 
     def _load(
-        self, name: str, prompts: PromptSet | str | Path | None, device: str, precision: Precision, seed: int
+        self, name: str, prompts: PromptSet | str | Path | None, device: str, precision: Precision | None, seed: int
     ) -> Scorer:
         chosen = prompts if isinstance(prompts, PromptSet) else load_prompts(prompts) if prompts else None
-        length = gymnasium.spaces.utils.flatdim(self.env.observation_space) if name == "rnd" else 0
-        return make_scorer(
-            name,
-            chosen,
-            device=device,
-            precision=precision,
-            observation=length,
-            seed=(seed,),
-        )
+        parsed = parse_scorer(name)
+        observed = parsed.kind.looks_at == "observation"
+        length = gymnasium.spaces.utils.flatdim(self.env.observation_space) if observed else 0
+        return make_scorer(parsed, chosen, device=device, precision=precision, observation=length, seed=(seed,))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._begin_episode()
@@ -161,8 +151,8 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         """A batch of one of whatever the scorer looks at after a step that is scored, None after others."""
         looks_at = self.scorer.looks_at
         if looks_at == "frame":
-            moment = self._moments.after(step)
-            return None if moment is None else moment[None]
+            frames = self._stack.after(step)
+            return None if frames is None else frames[None]
         if not due(step, self.every):
             return None
         if looks_at == "observation":

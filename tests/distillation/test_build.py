@@ -37,10 +37,10 @@ from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.errors import EnvironmentFailure, InputError
 from vlmsafe.signals.gate import Gate
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers import make_scorer
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.network import load
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
+from vlmsafe.signals.scorers.registry import make_scorer
 
 SMALL = BuildPlan(
     recorded=(AgentPlan("braking", "ppo", 1, 400),),

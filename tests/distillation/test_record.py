@@ -17,7 +17,7 @@ from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.io.images import ROUNDING, decode, encode
-from vlmsafe.signals.frame_stack import APART
+from vlmsafe.signals.frame_stack import STEPS_APART
 from vlmsafe.signals.scorers.embedded.network import views
 
 
@@ -83,7 +83,7 @@ def test_a_moment_is_seen_as_the_scorer_sees_it_and_its_frames_are_as_far_apart(
         steps = held["frame_step"]
     frames = [decode(piece.tobytes()) for piece in pieces]
     later = np.flatnonzero(examples.frames[:, 0] != examples.frames[:, 1])
-    assert set(steps[later] - steps[examples.frames[later, 0]]) == {APART}
+    assert set(steps[later] - steps[examples.frames[later, 0]]) == {STEPS_APART}
     first = np.setdiff1d(np.arange(len(steps)), later)
     assert len(first) == 3, "one per episode has none before it"
     for row in (first[0], later[0], later[-1]):

@@ -18,7 +18,7 @@ from vlmsafe.evaluation.trace.summary import trace_summary
 from vlmsafe.io.images import ROUNDING, decode
 from vlmsafe.signals.gate import GATES, Gate
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers import make_scorer
+from vlmsafe.signals.scorers.registry import make_scorer
 
 SMALL = {"total_steps": 400, "steps_per_epoch": 400, "learner": {"update_iters": 1}, "quiet": True}
 OWN = "python:frame_scorer:FrameScorer"

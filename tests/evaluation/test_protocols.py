@@ -19,7 +19,7 @@ from vlmsafe.evaluation.protocols import (
     protocols_of,
 )
 from vlmsafe.evaluation.trace.record import trace
-from vlmsafe.signals.scorers import make_scorer
+from vlmsafe.signals.scorers.registry import make_scorer
 
 METADRIVE, BULLET, FORMULA_ONE = "metadrive-hard", "bullet-car-reach", "formula-one-l2"
 PAPER = {  # (name, environment): first scenario, episodes, stochastic, in the training pool

@@ -1,4 +1,4 @@
-"""Moments: the right frames, rendered no more often than needed."""
+"""Stacks of frames: the right frames, rendered no more often than needed."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmsafe.errors import EnvironmentFailure
-from vlmsafe.signals.frame_stack import APART, Moments, stacked
+from vlmsafe.signals.frame_stack import STEPS_APART, FrameStack, stack_shape
 
 
 class Camera:
@@ -23,11 +23,11 @@ class Camera:
         return self.picture
 
 
-def drive(camera: Camera, moments: Moments, steps: int) -> dict[int, list[int]]:
+def drive(camera: Camera, stack: FrameStack, steps: int) -> dict[int, list[int]]:
     """The steps of the frames in each moment."""
     found = {}
     for camera.step in range(1, steps + 1):
-        if (moment := moments.after(camera.step)) is not None:
+        if (moment := stack.after(camera.step)) is not None:
             found[camera.step] = moment[0, 0, ::3].tolist()
     return found
 
@@ -35,36 +35,36 @@ def drive(camera: Camera, moments: Moments, steps: int) -> dict[int, list[int]]:
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 40))
 def test_a_moment_holds_the_frames_some_steps_apart_oldest_first(frames: int, every: int, steps: int) -> None:
     camera = Camera()
-    found = drive(camera, Moments(camera.frame, frames, every), steps)
+    found = drive(camera, FrameStack(camera.frame, frames, every), steps)
     assert list(found) == list(range(every, steps + 1, every))
     for step, shown in found.items():
-        back = [step - APART * number for number in reversed(range(frames))]
+        back = [step - STEPS_APART * number for number in reversed(range(frames))]
         assert shown == [at if at >= 1 else step for at in back]
 
 
 def test_an_episode_sees_nothing_of_the_one_before_it() -> None:
     camera = Camera()
-    moments = Moments(camera.frame, 2, 1)
-    drive(camera, moments, 9)
-    assert drive(camera, moments, 3) == {1: [1, 1], 2: [2, 2], 3: [3, 3]}
+    stack = FrameStack(camera.frame, 2, 1)
+    drive(camera, stack, 9)
+    assert drive(camera, stack, 3) == {1: [1, 1], 2: [2, 2], 3: [3, 3]}
 
 
 @pytest.mark.parametrize(("frames", "every", "rendered"), [(1, 4, 10), (2, 4, 10), (2, 1, 40), (2, 10, 8), (1, 10, 4)])
 def test_no_frame_is_rendered_that_no_moment_needs(frames: int, every: int, rendered: int) -> None:
     camera = Camera()
-    drive(camera, Moments(camera.frame, frames, every), 40)
+    drive(camera, FrameStack(camera.frame, frames, every), 40)
     assert camera.rendered == rendered
 
 
 def test_frames_that_change_their_size_are_an_error() -> None:
     camera = Camera()
-    moments = Moments(camera.frame, 2, 1)
-    moments.after(1)
+    stack = FrameStack(camera.frame, 2, 1)
+    stack.after(1)
     camera.picture = np.zeros((4, 4, 3), np.uint8)
     with pytest.raises(EnvironmentFailure, match=r"changed their size within an episode, to \(4, 4, 3\) at step 2"):
-        moments.after(2)
+        stack.after(2)
 
 
 def test_a_moment_has_the_shape_that_is_announced() -> None:
     camera = Camera()
-    assert Moments(camera.frame, 2, 1).after(1).shape == stacked((2, 3, 3), 2) == (2, 3, 6)
+    assert FrameStack(camera.frame, 2, 1).after(1).shape == stack_shape((2, 3, 3), 2) == (2, 3, 6)

@@ -9,13 +9,13 @@ from typing import ClassVar
 import numpy as np
 
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import Look, Rule, Scorer
+from vlmsafe.signals.scorers.api import InputKind, Rule, Scorer
 
 
 class FrameScorer(Scorer):
     """Cosines that lie where CLIP's do, near 0.25, and differ from frame to frame."""
 
-    looks_at: ClassVar[Look] = "frame"
+    looks_at: ClassVar[InputKind] = "frame"
     rules: ClassVar[tuple[Rule, ...]] = ("decoupled", "coupled", "clg", "yes-no")
 
     def __init__(self, prompts: PromptSet) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import Scorer
+from vlmsafe.signals.scorers.api import Scorer
 
 
 class Blind(Scorer):

@@ -28,7 +28,7 @@ from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import shipped_prompts
-from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.service.spec import parse_address
 
 PLACE = frozenset({"signal.service", "signal.service_wait"})
@@ -288,9 +288,9 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     scorer = parse_scorer(signal.scorer)
     frames = signal.calibration.frames
     if frames is None:
-        frames = 5000 if scorer.large else 500
-    prompts = signal.prompts or (spec.prompts if scorer.reads else None)
-    if prompts is None and scorer.is_model:
+        frames = scorer.calibration_frames
+    prompts = signal.prompts or (spec.prompts if scorer.kind.takes_prompts else None)
+    if prompts is None and scorer.kind.needs_prompts:
         raise InputError(
             f"environment '{spec.name}' has no prompts of its own; pass --prompts with a YAML file or one of "
             f"{', '.join(shipped_prompts())}"
@@ -299,7 +299,7 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
         signal,
         scorer=str(scorer.absolute),
         prompts=prompts,
-        gate=scorer.gate if signal.gate == "auto" else signal.gate,
+        gate=scorer.kind.gate if signal.gate == "auto" else signal.gate,
         service=str(parse_address(signal.service).absolute) if signal.service else "",
         calibration=dataclasses.replace(signal.calibration, frames=frames),
     )

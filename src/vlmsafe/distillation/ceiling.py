@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from vlmsafe.distillation.data import Examples
 from vlmsafe.distillation.train import balanced_loss, frame_weights
 from vlmsafe.signals.scorers.api import (
+    InputKind,
     Inputs,
-    Look,
     Rule,
     Scorer,
     Similarities,
@@ -27,7 +27,7 @@ from vlmsafe.signals.scorers.api import (
 class StateScorer(Scorer):
     """One column, in (-1, 1): how dangerous an observation is."""
 
-    looks_at: ClassVar[Look] = "observation"
+    looks_at: ClassVar[InputKind] = "observation"
     rules: ClassVar[tuple[Rule, ...]] = ("decoupled",)
 
     def __init__(self, network: nn.Module, mean: Tensor, deviation: Tensor) -> None:

@@ -23,7 +23,7 @@ from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.io.files import write_atomically
 from vlmsafe.io.images import encode
 from vlmsafe.learners.policy import ActionMap
-from vlmsafe.signals.frame_stack import APART
+from vlmsafe.signals.frame_stack import STEPS_APART
 from vlmsafe.training.collect import begin_episode, step_episode
 
 LIMIT, LIMIT_SECONDS = 160, 9.6  # of an episode: steps, or more of them where steps are short
@@ -93,7 +93,7 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
     observation = begin_episode(env, scenario, {"traffic_seed": traffic_seed} if task.traffic else None)
     kind, act = driver(KINDS[int(rng.integers(len(KINDS)))], env, task.agents, rng)
     to_env = ActionMap.to(env.action_space)  # type: ignore[arg-type]
-    phase = int(rng.integers(APART))
+    phase = int(rng.integers(STEPS_APART))
     limit = step_limit(task.step_seconds)
     end, goes_on, finished = limit, rng.random() < GO_ON, False
     episode = _Recorded(scenario, traffic_seed, kind, False, [], [], [], [], [])
@@ -103,7 +103,7 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
         facts = env.facts()
         episode.costs.append(cost)
         episode.measures.append([facts.get(name, np.nan) for name in MEASURES])
-        if step % APART == phase:
+        if step % STEPS_APART == phase:
             episode.frames.append(encode(env.frame()))
             episode.frame_steps.append(step)
             episode.observations.append(observation.astype(np.float16))

@@ -20,14 +20,8 @@ from vlmsafe.signals.gate import (
     ProbabilityGate,
 )
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
-from vlmsafe.signals.scorers import (
-    Look,
-    Scorer,
-    ScorerName,
-    make_scorer,
-    parse_scorer,
-)
-from vlmsafe.signals.scorers.api import Inputs, Similarities, check_scorer
+from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, make_scorer, parse_scorer
 from vlmsafe.training.score import FrameScoring, score_named
 
 
@@ -91,7 +85,7 @@ def judges_of(
     """
     signal = plan.run.config.signal
     own = None if signal.scorer == "none" else signal.scorer
-    names = [parse_scorer(name).absolute for name in scorers or [own or "embedded"]]
+    names = [parse_scorer(name).absolute for name in scorers or [own or DEFAULT_SCORER]]
     judges: dict[str, Judge] = {}
     for name in names:
         chosen = _prompts(plan, name, prompts)
@@ -118,14 +112,14 @@ def judges_of(
 
 
 def _prompts(plan: Plan, name: ScorerName, prompts: str | None) -> PromptSet | None:
-    if not name.reads:
+    if not name.kind.takes_prompts:
         return None
     if prompts is not None:
         return load_prompts(prompts)
     if (own := plan.run.prompts()) is not None:
         return own
     if plan.spec.prompts is None:
-        if not name.is_model:
+        if not name.kind.needs_prompts:
             return None
         raise InputError(
             f"environment '{plan.spec.name}' has no prompts of its own; pass --prompts with a YAML file or one of "
@@ -144,7 +138,7 @@ def _own_gate(plan: Plan) -> AnyGate:
 
 def _label(name: ScorerName, taken: Mapping[str, Judge]) -> str:
     """The scorer's kind, numbered from the second on: clip, clip2."""
-    kind, number = name.kind.replace("-", "_"), 1
+    kind, number = name.kind.name.replace("-", "_"), 1
     while (label := kind if number == 1 else f"{kind}{number}") in taken:
         number += 1
     return label
@@ -158,14 +152,14 @@ class Bench(FrameScoring):
         self._scorers = {name: judge.scorer for name, judge in judges.items()}
         for scorer in self._scorers.values():
             check_scorer(scorer)
-        self.looks: tuple[Look, ...] = tuple(dict.fromkeys(scorer.looks_at for scorer in self._scorers.values()))
+        self.looks: tuple[InputKind, ...] = tuple(dict.fromkeys(scorer.looks_at for scorer in self._scorers.values()))
         self._of_frames = [name for name, scorer in self._scorers.items() if scorer.looks_at == "frame"]
         self.frames = max([self._scorers[name].frames for name in self._of_frames], default=1)
 
     def score(self, inputs: NDArray[np.generic]) -> Similarities:
         parts = []
         for name in self._of_frames:
-            newest = inputs[..., -3 * self._scorers[name].frames :]  # of a moment, as many frames as this one wants
+            newest = inputs[..., -3 * self._scorers[name].frames :]  # of the stack, as many frames as this one wants
             parts.append(_score(self._scorers[name], name, newest))
         return np.concatenate(parts, axis=1)
 
@@ -174,7 +168,7 @@ class Bench(FrameScoring):
         for scorer in self._scorers.values():
             scorer.close()
 
-    def similarities(self, task: int, inputs: Mapping[Look, Inputs]) -> dict[str, Similarities]:
+    def similarities(self, task: int, inputs: Mapping[InputKind, Inputs]) -> dict[str, Similarities]:
         """What each made of a task's scored steps; frames have come by themselves."""
         found: dict[str, Similarities] = {}
         if self._of_frames:

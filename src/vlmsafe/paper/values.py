@@ -18,6 +18,7 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.paper.published import published, table
+from vlmsafe.signals.scorers.registry import kind_of
 
 Row = Mapping[str, Any]
 Settings = tuple[tuple[str, Any], ...]
@@ -300,4 +301,4 @@ def paper_config(env: str, arm: str, settings: Settings = ()) -> TrainConfig:
 
 def looks_at_frames(scorer: str) -> bool:
     """Whether frames, and what is drawn into them, can reach the scores."""
-    return scorer.partition(":")[0] in ("embedded", "clip", "qwen2-vl", "python")
+    return kind_of(scorer).may_look_at_frames

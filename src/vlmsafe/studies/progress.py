@@ -20,7 +20,7 @@ from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table
 from vlmsafe.runs.traces import read_about
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, parse_scorer
 from vlmsafe.studies.study import Look, RunSpec
 
 Kind = Literal["train", "resume", "evaluate", "trace"]
@@ -84,7 +84,7 @@ def traced(run: Run, look: Look) -> bool:
     if not path.exists() or (look.frames and not frames_path(path).exists()):
         return False
     about = read_about(path)
-    own = "embedded" if run.config.signal.scorer == "none" else run.config.signal.scorer
+    own = DEFAULT_SCORER if run.config.signal.scorer == NO_SCORER else run.config.signal.scorer
     wanted = [str(parse_scorer(name).absolute) for name in look.scorers or (own,)]
     if about.get("every") != look.every or [entry["scorer"] for entry in about.get("scorers", ())] != wanted:
         return False

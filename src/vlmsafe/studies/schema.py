@@ -35,7 +35,7 @@ from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.report.request import check_entries
 from vlmsafe.runs.layout import STUDY_FILE
-from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.studies.study import (
     Arm,
     Look,

@@ -18,7 +18,7 @@ from vlmsafe.config.methods import check_method, config_from, method
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.protocols import protocol
-from vlmsafe.signals.scorers import known_rules, parse_scorer
+from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 
 LEAST_SEEDS = 2  # with one, no interval, deviation or test would be computed
 LEAST_EPOCHS = 2  # with one, nothing would be resumed, and no window would differ from another
@@ -201,7 +201,7 @@ class Study:
 
     def _traces(self) -> Iterator[Look]:
         for look in self.traces:
-            scorers = (self.scorer if self.scorer and not _comes_along(name) else name for name in look.scorers)
+            scorers = (self.scorer if self.scorer and kind_of(name).downloaded else name for name in look.scorers)
             yield replace(look, scorers=tuple(dict.fromkeys(scorers)))
 
 
@@ -272,16 +272,11 @@ def shrunk_config(config: TrainConfig, scale: float) -> TrainConfig:
     return replace(config, total_steps=epochs * per_epoch, steps_per_epoch=per_epoch, signal=signal)
 
 
-def _comes_along(scorer: str) -> bool:
-    """Whether a scorer needs no weights from elsewhere."""
-    return parse_scorer(scorer).kind not in ("clip", "qwen2-vl")
-
-
 def with_scorer(config: TrainConfig, scorer: str, source: str) -> TrainConfig:
     """A run with another scorer in place of a model that must be downloaded; other scorers stay."""
-    if config.signal.scorer == "none" or _comes_along(config.signal.scorer):
+    if not kind_of(config.signal.scorer).downloaded:
         return config
-    rules = known_rules(parse_scorer(scorer))
+    rules = kind_of(scorer).rules
     if rules is not None and config.signal.rule not in rules:
         raise InputError(
             f"{source}: the scorer '{scorer}' cannot stand in for '{config.signal.scorer}', because it does not know "

@@ -17,8 +17,8 @@ from vlmsafe.errors import EnvironmentFailure
 from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.numerics.normaliser import Array, Normaliser
-from vlmsafe.signals.frame_stack import Moments
-from vlmsafe.signals.scorers.api import Inputs, Look
+from vlmsafe.signals.frame_stack import FrameStack
+from vlmsafe.signals.scorers.api import InputKind, Inputs
 from vlmsafe.signals.shaping import due
 
 _TICK_STEPS = 16
@@ -53,7 +53,7 @@ class Dimensions:
 class DescribeTask:
     """Make the environment, and show early that it can be made and can show a scorer what it looks at."""
 
-    looks_at: Look = "nothing"
+    looks_at: InputKind = "nothing"
     scenario: int = 0
 
     def run(self, env: Env, tick: Callable[[int], None]) -> Dimensions:
@@ -72,11 +72,11 @@ class DescribeTask:
 class Watch:
     """When a scorer looks, and at what."""
 
-    looks_at: Look
+    looks_at: InputKind
     every: int
     """k_clip."""
     frames: int = 1
-    """How many frames of a moment, where it looks at frames."""
+    """How many frames a stack has, where it looks at frames."""
 
 
 class Acting(Protocol):
@@ -122,19 +122,19 @@ class Watcher:
     def __init__(self, env: Env, watch: Watch | None, seed: tuple[int, ...], sender: Sender | None) -> None:
         assert (sender is not None) == (watch is not None and watch.looks_at == "frame")
         self._env, self._watch, self._sender = env, watch, sender
-        self._moments = Moments(env.frame, watch.frames, watch.every) if watch is not None else None
+        self._stack = FrameStack(env.frame, watch.frames, watch.every) if watch is not None else None
         # Dice of its own: with and without noise, the policy draws the same actions.
         self._dice = np.random.default_rng((*seed, 1))
         self._seen: list[Any] = []
 
     def after(self, step: int, raw: Array) -> bool:
         """Whether the state after the `step`-th step of an episode is looked at; if so, it has been."""
-        if self._watch is None or self._moments is None:
+        if self._watch is None or self._stack is None:
             return False
         if self._sender is not None:
-            if (moment := self._moments.after(step)) is not None:
-                self._sender.put(moment)
-            return moment is not None
+            if (frames := self._stack.after(step)) is not None:
+                self._sender.put(frames)
+            return frames is not None
         if not due(step, self._watch.every):
             return False
         looks_at = self._watch.looks_at

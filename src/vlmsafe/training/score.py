@@ -21,19 +21,14 @@ from vlmsafe.config.settings import SignalConfig, TrainConfig
 from vlmsafe.envs.vector.frames import Frames, Stream
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.frame_stack import stacked
+from vlmsafe.signals.frame_stack import stack_shape
 from vlmsafe.signals.gate import GATES, AnyGate
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import Scores, apply_rule
-from vlmsafe.signals.scorers import (
-    Scorer,
-    known_rules,
-    make_scorer,
-    parse_scorer,
-)
-from vlmsafe.signals.scorers.api import SAME_MODEL, Similarities, check_scorer
+from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, check_scorer
 from vlmsafe.signals.scorers.api import ScorerFailure as ScorerFailure
 from vlmsafe.signals.scorers.api import score_named as score_named
+from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 from vlmsafe.signals.shaping import Shaped, hold, shape
 from vlmsafe.training.collect import Dimensions, Share, Watch
 
@@ -57,9 +52,8 @@ def load_scorer(
     """
     signal = config.signal
     name = parse_scorer(signal.scorer)
-    known = known_rules(name)
-    if known is not None:
-        _check_rule(config, known)  # before a model is loaded, or fetched
+    if name.kind.rules is not None:
+        _check_rule(config, name.kind.rules)  # before a model is loaded, or fetched
     scorer = make_scorer(
         name,
         prompts,
@@ -141,8 +135,8 @@ class Scoring(FrameScoring):
         if scorer.looks_at == "frame":
             assert dimensions.frame is not None
             in_step = config.scoring == "in-step"
-            moment = stacked(dimensions.frame, scorer.frames)
-            self.stream = Stream(moment, block=1 if in_step else config.batch, wait=in_step)
+            shape = stack_shape(dimensions.frame, scorer.frames)
+            self.stream = Stream(shape, block=1 if in_step else config.batch, wait=in_step)
 
     def score(self, inputs: NDArray[np.generic]) -> Similarities:
         return score_named(self.scorer, self.config.scorer, inputs)

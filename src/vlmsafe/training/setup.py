@@ -11,7 +11,8 @@ from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import Interrupted
 from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import Look, Scorer, parse_scorer
+from vlmsafe.signals.scorers.api import InputKind, Scorer
+from vlmsafe.signals.scorers.registry import kind_of
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.training.collect import DescribeTask, Dimensions
 from vlmsafe.training.score import load_scorer
@@ -30,7 +31,7 @@ def set_up(config: TrainConfig, prompts: PromptSet | None, seed: tuple[int, ...]
     """Load what the configuration names; `seed` is for a scorer that begins at random."""
     if config.signal.scorer == "none":
         return Setup(*describe(config, "nothing", stop), None)
-    if parse_scorer(config.signal.scorer).kind == "rnd":  # its networks are as wide as an observation
+    if kind_of(config.signal.scorer).looks_at == "observation":  # its networks are as wide as an observation
         spec, dimensions = describe(config, "observation", stop)
         return Setup(spec, dimensions, load_scorer(config, prompts, dimensions.observation, seed))
     try:
@@ -40,7 +41,7 @@ def set_up(config: TrainConfig, prompts: PromptSet | None, seed: tuple[int, ...]
     return Setup(*describe(config, scorer.looks_at, stop), scorer)
 
 
-def describe(config: TrainConfig, looks_at: Look, stop: StopRequest) -> tuple[EnvSpec, Dimensions]:
+def describe(config: TrainConfig, looks_at: InputKind, stop: StopRequest) -> tuple[EnvSpec, Dimensions]:
     """A configuration's environment, and its sizes as found by making it once in a worker."""
     spec = dataclasses.replace(config.spec, frames=looks_at == "frame")
     spec.require()

@@ -17,9 +17,9 @@ from vlmsafe.evaluation.trace.rescore import (
 )
 from vlmsafe.io.images import encode
 from vlmsafe.runs.traces import open_trace
-from vlmsafe.signals.frame_stack import Moments
+from vlmsafe.signals.frame_stack import FrameStack
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import make_scorer, parse_scorer
+from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 
 SETS = {
     "one": PromptSet(("the car drives safely",), ("about to hit",)),
@@ -34,7 +34,7 @@ def test_recorded_moments_are_those_that_were_scored(tmp_path, every):
     for episode in CONTACTS:
         steps = iter(range(1, 99))
         now = [0]
-        watch = Moments(lambda episode=episode, now=now: frame(episode, now[0]), 2, every)
+        watch = FrameStack(lambda episode=episode, now=now: frame(episode, now[0]), 2, every)
         for _ in range(24):
             now[0] = next(steps)
             if (moment := watch.after(now[0])) is not None:

@@ -16,7 +16,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.evaluation.trace.record import TraceTask, trace
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import make_scorer
+from vlmsafe.signals.scorers.registry import make_scorer
 from vlmsafe.training.score import ScorerFailure
 
 PROMPTS = PromptSet(("clear road",), ("a bump ahead", "too fast"))

@@ -21,10 +21,10 @@ from vlmsafe.errors import InputError
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.signals.gate import Gate, OpenGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
-from vlmsafe.signals.scorers import make_scorer, parse_scorer
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.network import Embedding, load
 from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
+from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 from vlmsafe.wrapper import SemanticSignals
 
 PROMPTS = PromptSet(["the car drives safely", "a clear road"], ["about to hit", "the car leaves the lane", "danger"])

@@ -14,13 +14,8 @@ from small_models import PROMPTS, save_small_clip
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import (
-    Look,
-    Rule,
-    Scorer,
-    make_scorer,
-)
-from vlmsafe.signals.scorers.api import ScorerFailure
+from vlmsafe.signals.scorers.api import InputKind, Rule, Scorer, ScorerFailure
+from vlmsafe.signals.scorers.registry import make_scorer
 from vlmsafe.signals.service.engine import (
     Engine,
     ModelSpec,
@@ -40,7 +35,7 @@ def frames(count: int, seed: int = 0, size: int = 24) -> np.ndarray:
 class Slow(Scorer):
     """Its two columns are the first pixel of a frame; scores when it is let, and remembers in which batches."""
 
-    looks_at: ClassVar[Look] = "frame"
+    looks_at: ClassVar[InputKind] = "frame"
     rules: ClassVar[tuple[Rule, ...]] = ("decoupled",)
     groups = (1, 1)
 

@@ -23,9 +23,9 @@ from small_models import PROMPTS, save_small_clip
 
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import Scorer, make_scorer
-from vlmsafe.signals.scorers.api import ScorerFailure, score_checked
+from vlmsafe.signals.scorers.api import Scorer, ScorerFailure, score_checked
 from vlmsafe.signals.scorers.batches import overlapped
+from vlmsafe.signals.scorers.registry import make_scorer
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.server import Server

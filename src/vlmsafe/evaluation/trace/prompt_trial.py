@@ -27,7 +27,7 @@ from vlmsafe.runs.layout import DEFAULT_PROTOCOL
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import apply_rule
-from vlmsafe.signals.scorers import ScorerName, parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer
 
 RECORDED = "as recorded"
 """What the trace's own scores are called among the candidates."""
@@ -140,10 +140,10 @@ def _scorers(wanted: Sequence[str], own: TraceScorer | None) -> list[ScorerName]
     if wanted:
         names = [parse_scorer(name).absolute for name in dict.fromkeys(wanted)]
         for name in names:
-            if not name.reads:
+            if not name.kind.takes_prompts:
                 raise InputError(f"the scorer '{name}' compares with no text; the prompt bench takes those that do")
         return names
-    return [parse_scorer("embedded" if own is None else own.name)]
+    return [parse_scorer(DEFAULT_SCORER if own is None else own.name)]
 
 
 def _sets(wanted: Sequence[str], own: TraceScorer | None) -> dict[str, PromptSet]:

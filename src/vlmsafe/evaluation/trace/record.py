@@ -33,10 +33,9 @@ from vlmsafe.evaluation.plan import EpisodeTask, Plan
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.traces import write_trace
-from vlmsafe.signals.frame_stack import stacked
+from vlmsafe.signals.frame_stack import stack_shape
 from vlmsafe.signals.rules import apply_rule
-from vlmsafe.signals.scorers import Look, Scorer
-from vlmsafe.signals.scorers.api import Inputs, Similarities
+from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities
 from vlmsafe.signals.shaping import due
 from vlmsafe.training.collect import (
     DescribeTask,
@@ -66,7 +65,7 @@ class Recording:
 
     steps: pl.DataFrame
     """One row per step."""
-    inputs: dict[Look, Inputs]
+    inputs: dict[InputKind, Inputs]
     """What scorers look at, one entry per scored step; frames travel by themselves."""
     pictures: list[bytes] = field(default_factory=list)
     """The frames of scored steps, where they are kept."""
@@ -98,7 +97,7 @@ class TraceTask:
     """The episodes of an evaluation's task, recorded."""
 
     episodes: EpisodeTask
-    looks: tuple[Look, ...]
+    looks: tuple[InputKind, ...]
     every: int
     facts: bool
     frames: int = 1
@@ -247,7 +246,7 @@ def _record(
     with Bench(judges) as bench:
         looks_at_frames = "frame" in bench.looks
         recipe = plan.recipe(frames=looks_at_frames or keep)
-        stream = Stream(stacked(_frame_shape(recipe, plan), bench.frames), block=batch) if looks_at_frames else None
+        stream = Stream(stack_shape(_frame_shape(recipe, plan), bench.frames), block=batch) if looks_at_frames else None
         tasks = [TraceTask(task, bench.looks, every, facts, bench.frames, keep) for task in plan.tasks]
         reader = bench if looks_at_frames else None
         share = plan.episodes // len(tasks)

@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.errors import InputError
-from vlmsafe.signals.frame_stack import APART, Frame
+from vlmsafe.signals.frame_stack import STEPS_APART, Frame
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import Scorer, ScorerName, make_scorer
-from vlmsafe.signals.scorers.api import Similarities, check_scorer
+from vlmsafe.signals.scorers.api import Scorer, Similarities, check_scorer
+from vlmsafe.signals.scorers.registry import ScorerName, make_scorer
 from vlmsafe.training.score import score_named
 
 
@@ -29,14 +29,14 @@ def moments(pictures: pl.DataFrame, frames: int) -> Iterator[Frame]:
     for episode, step, picture in pictures.select("episode", "step", "picture").iter_rows():
         if episode != of:
             held, of = {}, episode
-        oldest = step - APART * (frames - 1)
+        oldest = step - STEPS_APART * (frames - 1)
         held = {at: frame for at, frame in held.items() if at >= oldest}
         held[step] = now = decode(picture)
-        backs = [step - APART * number for number in reversed(range(frames))]
+        backs = [step - STEPS_APART * number for number in reversed(range(frames))]
         if lacking := [back for back in backs if back > 0 and back not in held]:
             raise InputError(
-                f"the scorer looks at frames {APART} steps apart, and the frame of step {lacking[-1]} of episode "
-                f"{episode} was not kept; record the trace with --every 1, 2 or {APART}"
+                f"the scorer looks at frames {STEPS_APART} steps apart, and the frame of step {lacking[-1]} of episode "
+                f"{episode} was not kept; record the trace with --every 1, 2 or {STEPS_APART}"
             )
         yield np.concatenate([held.get(back, now) for back in backs], axis=-1) if frames > 1 else now
 
@@ -79,7 +79,7 @@ class Rescored:
 
 def takes_sets_together(name: ScorerName) -> bool:
     """Whether its similarity to a prompt is the same whichever other prompts there are: that of a cosine is."""
-    return name.kind in ("embedded", "clip")
+    return name.kind.compares == "prompts"
 
 
 def rescore_sets(
@@ -130,7 +130,7 @@ def _all(
 
 def _asked(name: ScorerName, scorer: Scorer, prompts: PromptSet) -> tuple[tuple[str, str], ...]:
     """What the columns of a scorer are of: its prompts, or, where it asks about a whole group, its description."""
-    if scorer.groups == prompts.sizes and name.kind != "qwen2-vl":
+    if scorer.groups == prompts.sizes and name.kind.compares != "descriptions":
         return _labels(prompts)
     positive, negative = scorer.groups
     return (("positive", prompts.positive_description),) * positive + (

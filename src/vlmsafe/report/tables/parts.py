@@ -31,6 +31,7 @@ from vlmsafe.report.elements import (
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables import paper
 from vlmsafe.runs.records import ArmRecord, RunRecord
+from vlmsafe.signals.scorers.registry import kind_of
 
 
 def returns(dataset: Dataset, entry: Entry) -> Table | Missing:
@@ -278,7 +279,7 @@ def methods(dataset: Dataset, entry: Entry) -> Table | Missing:
                     settings_word(config.multiplier.signal_weight) if has and config.multiplier.kind != "none" else ""
                 ),
                 text(signal.gate if has else ""),
-                text(("no" if signal.scorer.startswith("rnd") else "yes") if has else ""),
+                text(("no" if kind_of(signal.scorer).learns else "yes") if has else ""),
             ]
         )
     headings = {

@@ -15,12 +15,16 @@ from vlmsafe.errors import InputError, VlmsafeError
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
-Look = Literal["frame", "observation", "hazard", "noise", "nothing"]
-"""What a scorer looks at: a rendered frame, the raw observation, the simulator's hazard, dice, or nothing at all."""
+InputKind = Literal["frame", "observation", "hazard", "noise", "nothing"]
+"""What a scorer looks at: a rendered frame, the raw observation, the simulator's hazard, random numbers, or nothing."""
+
+Precision = Literal["float32", "bfloat16"]
+"""Number format of a model."""
 
 Rule = Literal["decoupled", "coupled", "clg", "yes-no", "novelty"]
 """How similarities become scores, see `vlmsafe.signals.rules`."""
 
+ALL_RULES: tuple[Rule, ...] = get_args(Rule)
 COSINE_RULES: tuple[Rule, ...] = ("decoupled", "coupled", "clg")
 """What cosines can be used with."""
 YES_NO_RULES: tuple[Rule, ...] = ("yes-no", "decoupled")
@@ -36,7 +40,7 @@ Similarities = NDArray[np.float32]
 class Scorer(abc.ABC):
     """Similarities of a batch of inputs to the positive prompts and, after them, the negative ones."""
 
-    looks_at: ClassVar[Look]
+    looks_at: ClassVar[InputKind]
     rules: ClassVar[tuple[Rule, ...]]
     """The scoring rules its similarities can be used with."""
     bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
@@ -98,8 +102,8 @@ def check_scorer(scorer: Scorer) -> None:
     """Refuse a scorer that says of itself what cannot be."""
     name = type(scorer).__name__
     looks_at, rules = getattr(scorer, "looks_at", None), getattr(scorer, "rules", ())
-    if looks_at not in get_args(Look):
-        raise InputError(f"the scorer {name} looks at {looks_at!r}; expected one of {', '.join(get_args(Look))}")
+    if looks_at not in get_args(InputKind):
+        raise InputError(f"the scorer {name} looks at {looks_at!r}; expected one of {', '.join(get_args(InputKind))}")
     if not rules or not set(rules) <= set(get_args(Rule)):
         raise InputError(f"the scorer {name} has the rules {rules!r}; expected some of {', '.join(get_args(Rule))}")
     groups = getattr(scorer, "groups", None)

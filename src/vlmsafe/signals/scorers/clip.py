@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import huggingface_hub
 import numpy as np
@@ -28,8 +28,9 @@ from torch.nn import functional
 from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.signals.scorers.api import (
     COSINE_RULES,
+    InputKind,
     Inputs,
-    Look,
+    Precision,
     Rule,
     Scorer,
     Similarities,
@@ -62,8 +63,6 @@ from vlmsafe.signals.scorers.images import (
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
-Precision = Literal["float32", "bfloat16"]
-
 _KINDS = ("clip", "siglip")
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
 
@@ -75,7 +74,7 @@ _hub: Any = huggingface_hub
 class ClipScorer(Scorer):
     """Similarities to the prompts, L2-normalised and without the model's logit scale."""
 
-    looks_at: ClassVar[Look] = "frame"
+    looks_at: ClassVar[InputKind] = "frame"
     rules: ClassVar[tuple[Rule, ...]] = COSINE_RULES
 
     def __init__(

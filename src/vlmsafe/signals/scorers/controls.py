@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.api import (
+    ALL_RULES,
+    InputKind,
     Inputs,
-    Look,
     Rule,
     Scorer,
     Similarities,
@@ -19,17 +21,28 @@ from vlmsafe.signals.scorers.api import (
 
 
 class _Control(Scorer):
-    rules: ClassVar[tuple[Rule, ...]] = ("decoupled", "coupled", "clg", "yes-no", "novelty")  # in any method's place
+    rules: ClassVar[tuple[Rule, ...]] = ALL_RULES  # a control can take the place of any method's scorer
     groups = (1, 1)
 
 
 class ConstantScorer(_Control):
     """The same scores whatever happens: a bonus that pays for being there."""
 
-    looks_at: ClassVar[Look] = "nothing"
+    looks_at: ClassVar[InputKind] = "nothing"
 
     def __init__(self, positive: float, negative: float) -> None:
         self._pair = np.array([positive, negative])
+
+    @classmethod
+    def parse(cls, text: str) -> ConstantScorer:
+        """From one score for both groups, or from two with a comma."""
+        try:
+            values = [float(value) for value in text.split(",")]
+        except ValueError:
+            values = []
+        if not 1 <= len(values) <= 2 or not all(0.0 <= value <= 1.0 for value in values):
+            raise InputError(f"the scorer 'constant' takes one score in [0, 1], or two with a comma, got '{text}'")
+        return cls(values[0], values[-1])
 
     def score(self, inputs: Inputs) -> Similarities:
         return np.tile(_similarities(self._pair), (len(inputs), 1))
@@ -45,7 +58,7 @@ class NoiseScorer(_Control):
     The dice are thrown where the simulator runs, seeded like everything else there.
     """
 
-    looks_at: ClassVar[Look] = "noise"
+    looks_at: ClassVar[InputKind] = "noise"
 
     def score(self, inputs: Inputs) -> Similarities:
         return _similarities(np.asarray(inputs))
@@ -54,7 +67,7 @@ class NoiseScorer(_Control):
 class OracleScorer(_Control):
     """The simulator's own hazard as negative score, its complement as positive one."""
 
-    looks_at: ClassVar[Look] = "hazard"
+    looks_at: ClassVar[InputKind] = "hazard"
 
     def score(self, inputs: Inputs) -> Similarities:
         hazard = np.asarray(inputs, np.float64).reshape(-1)

@@ -18,7 +18,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,8 +27,9 @@ import transformers
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.signals.scorers.api import (
     YES_NO_RULES,
+    InputKind,
     Inputs,
-    Look,
+    Precision,
     Rule,
     Scorer,
     Similarities,
@@ -44,8 +45,6 @@ from vlmsafe.signals.scorers.hub import (
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
-
-Precision = Literal["float32", "bfloat16"]
 
 KINDS = ("qwen2_vl", "qwen2_5_vl")
 """What a checkpoint may call itself in its config."""
@@ -84,7 +83,7 @@ class Checkpoint:
 class Qwen2VLScorer(Scorer):
     """Two columns: P(yes) for the description of the positive group and for that of the negative one."""
 
-    looks_at: ClassVar[Look] = "frame"
+    looks_at: ClassVar[InputKind] = "frame"
     rules: ClassVar[tuple[Rule, ...]] = YES_NO_RULES
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     groups = (1, 1)

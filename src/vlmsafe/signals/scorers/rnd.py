@@ -28,8 +28,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.numerics.adam import Adam
 from vlmsafe.numerics.normaliser import Array, Normaliser
 from vlmsafe.signals.scorers.api import (
+    InputKind,
     Inputs,
-    Look,
     Rule,
     Scorer,
     Similarities,
@@ -98,7 +98,7 @@ class RndScorer(Scorer):
     unbiased one of all errors so far, the current one included.
     """
 
-    looks_at: ClassVar[Look] = "observation"
+    looks_at: ClassVar[InputKind] = "observation"
     rules: ClassVar[tuple[Rule, ...]] = ("novelty",)
     bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
     groups = (0, 1)

@@ -28,8 +28,8 @@ from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import (
     SAME_MODEL,
+    InputKind,
     Inputs,
-    Look,
     Rule,
     Scorer,
     ScorerFailure,
@@ -91,7 +91,7 @@ def connect(
 class RemoteScorer(Scorer):
     """A scorer that is what another process says of its own."""
 
-    looks_at: ClassVar[Look] = "frame"
+    looks_at: ClassVar[InputKind] = "frame"
     rules: tuple[Rule, ...]  # type: ignore[misc]
     bounds: tuple[float, float]  # type: ignore[misc]
     calibrated: bool  # type: ignore[misc]

@@ -21,7 +21,6 @@ from typing import Any
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers import make_scorer, parse_scorer
 from vlmsafe.signals.scorers.api import (
     Inputs,
     Scorer,
@@ -29,6 +28,7 @@ from vlmsafe.signals.scorers.api import (
     check_frames,
 )
 from vlmsafe.signals.scorers.device import find_device
+from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 from vlmsafe.signals.service.model_queue import (
     Client,
     Make,
@@ -36,7 +36,6 @@ from vlmsafe.signals.service.model_queue import (
     Reading,
 )
 from vlmsafe.signals.service.spec import (
-    SHARED,
     ModelSpec,
     NotShared,
     ServiceStopped,
@@ -80,7 +79,7 @@ class Engine:
         `frame` is the shape of its frames, if known; otherwise the first block decides. `threads` is how many a scorer
         of its own would compute with on the CPU; 0 is all cores there are here.
         """
-        if parse_scorer(spec.scorer).kind not in SHARED:
+        if not parse_scorer(spec.scorer).kind.shared:
             raise NotShared(f"the scorer '{spec.scorer}' does not look at frames and cannot be shared")
         spec = dataclasses.replace(spec, device=str(find_device(spec.device)))
         with self._lock:

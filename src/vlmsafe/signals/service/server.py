@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.errors import InputError, VlmsafeError
-from vlmsafe.signals.scorers import parse_scorer
 from vlmsafe.signals.scorers.api import Scorer, failure_of
+from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.service.client import describe_scorer
 from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.sockets import listen
@@ -215,7 +215,7 @@ class _Connection:
     def _open(self, message: Message) -> None:
         spec, prompts, threads = read_open(message.body)
         self._name = spec.scorer
-        if parse_scorer(spec.scorer).kind == "python" and not self._python:
+        if parse_scorer(spec.scorer).kind.user_code and not self._python:
             raise InputError(f"this service runs no code of its clients, such as '{spec.scorer}'; score without it")
         opening: Future[Any] = Future()
         self._answers.put((message.number, opening, lambda content: (Kind.OPENED, (content,))))

@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from vlmsafe.errors import InputError, VlmsafeError
-from vlmsafe.signals.scorers import Precision
+from vlmsafe.signals.scorers.api import Precision
 
 SOCKET_LIMIT = 100  # characters of a socket's path; the system takes few more
-SHARED = ("embedded", "clip", "qwen2-vl", "python")
-"""Kinds of scorers that may look at frames; the others stay with the run."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
-from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 from vlmsafe.studies.cost.plan import Speeds, measured_on
 from vlmsafe.studies.progress import ASIDE
 from vlmsafe.studies.study import Study
@@ -105,10 +105,8 @@ def _row(name: str, runs: list[TrainConfig], speeds: Speeds, rates: Rates) -> Gp
 
 def model_of(config: TrainConfig) -> str:
     """The model of a run that a GPU would hold; empty where there is none, or one that needs no GPU."""
-    if config.signal.scorer == "none":
-        return ""
-    name = parse_scorer(config.signal.scorer)
-    return str(name) if name.kind in ("clip", "qwen2-vl") else ""
+    scorer = config.signal.scorer
+    return str(parse_scorer(scorer)) if kind_of(scorer).wants_gpu else ""
 
 
 def frames_of(config: TrainConfig) -> int:

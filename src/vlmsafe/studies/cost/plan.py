@@ -19,14 +19,13 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import VlmsafeError
 from vlmsafe.runs.run import Run
-from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, kind_of, parse_scorer
 from vlmsafe.studies.progress import glance
 from vlmsafe.studies.scorer.shared import shares
 from vlmsafe.studies.study import Look, RunSpec
 
 _GUESS = 2**30  # bytes of a run of something that was never measured
 _HORIZON = 1000  # steps of an episode where only the environment knows
-_SIZES = ("clip", "qwen2-vl")
 _FROM_RUNS, _FROM_TABLE, _UNKNOWN = "runs", "table", "not measured"
 
 Key = tuple[str, int, str, int, str, int]
@@ -78,8 +77,7 @@ class Speeds:
         """Seconds of one core for a whole run whose model is elsewhere, from the table alone; None: not measured."""
         step, passed = self._env(config.env, "step"), self.parts.get((config.learner.algorithm, "pass"))
         scorer, frame = config.signal.scorer, self._env(config.env, "frame")
-        large = scorer != "none" and parse_scorer(scorer).kind in _SIZES
-        looked = frame if large else self._looking(config.env, [scorer], 1)
+        looked = frame if kind_of(scorer).wants_gpu else self._looking(config.env, [scorer], 1)
         if step is None or passed is None or looked is None:
             return None
         starts = config.epochs * config.num_envs if config.spec.fresh_process else config.num_envs
@@ -90,7 +88,7 @@ class Speeds:
         """Seconds of one core for an evaluation or a trace of a run, episodes taken to be as long as they can be."""
         step = self._env(spec.env, "step")
         scorers = list(look.scorers) or [spec.config.signal.scorer]
-        scorers = ["embedded" if name == "none" else name for name in scorers] if trace else []
+        scorers = [DEFAULT_SCORER if name == NO_SCORER else name for name in scorers] if trace else []
         looked = self._looking(spec.env, scorers, look.every)
         if step is None or looked is None:
             return None
@@ -114,20 +112,19 @@ class Speeds:
         return self.parts.get((env.partition(":")[0], quantity)) if found is None else found
 
     def _scorer(self, name: str, quantity: str) -> float | None:
-        if name == "none":
+        if name == NO_SCORER:
             return 0.0
         scorer = parse_scorer(name)
         found = self.parts.get((str(scorer), quantity))
         # Models of one kind differ in size; of the other scorers, what follows the colon does not matter.
-        return self.parts.get((scorer.kind, quantity)) if found is None and scorer.kind not in _SIZES else found
+        return self.parts.get((scorer.kind.name, quantity)) if found is None and not scorer.kind.wants_gpu else found
 
     def _looking(self, env: str, scorers: Iterable[str], every: int) -> float | None:
         """Seconds per step for frames and scores."""
         total = 0.0
         for name in scorers:
             score = self._scorer(name, "score")
-            sees = name != "none" and parse_scorer(name).reads
-            frame = self._env(env, "frame") if sees else 0.0
+            frame = self._env(env, "frame") if kind_of(name).takes_prompts else 0.0
             if score is None or frame is None:
                 return None
             total += (score + frame) / every
@@ -137,8 +134,7 @@ class Speeds:
 def gpu_share(spec: RunSpec, share: float) -> float:
     """What a run needs of a GPU, if those that need one get so much: one whose own process holds a large model."""
     signal = spec.config.signal
-    large = signal.scorer != "none" and parse_scorer(signal.scorer).kind in _SIZES
-    return share if large and signal.device != "cpu" else 0.0
+    return share if kind_of(signal.scorer).wants_gpu and signal.device != "cpu" else 0.0
 
 
 def shipped_speeds() -> dict[tuple[str, str], float]:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from vlmsafe.errors import RunError
 from vlmsafe.io.disk import disk_errors, make_directory
-from vlmsafe.signals.scorers import parse_scorer
+from vlmsafe.signals.scorers.registry import kind_of
 from vlmsafe.studies.launch.local import start_process, stop_process
 
 _STARTING, _STOPPING = 60.0, 30.0  # seconds
@@ -39,7 +39,8 @@ class SharedScorer(Protocol):
 
 def shares(scorer: str) -> bool:
     """Whether runs with a scorer are to ask a study's service: models do; code of the user's own stays with its run."""
-    return scorer != "none" and parse_scorer(scorer).is_model
+    kind = kind_of(scorer)
+    return kind.shared and not kind.user_code
 
 
 def service_name(title: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,8 +18,9 @@ from torch import Tensor
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.api import (
     COSINE_RULES,
+    InputKind,
     Inputs,
-    Look,
+    Precision,
     Rule,
     Scorer,
     Similarities,
@@ -40,13 +41,11 @@ from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
-Precision = Literal["float32", "bfloat16"]
-
 
 class EmbeddedScorer(Scorer):
     """Cosines of frames with prompts by a model of this project."""
 
-    looks_at: ClassVar[Look] = "frame"
+    looks_at: ClassVar[InputKind] = "frame"
     rules: ClassVar[tuple[Rule, ...]] = COSINE_RULES
     calibrated: ClassVar[bool] = True
 

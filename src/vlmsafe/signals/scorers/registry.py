@@ -1,0 +1,342 @@
+"""The kinds of scorers: everything the package knows about a kind before a scorer of it is loaded.
+
+To add a kind, write a module with a `Scorer` class, and add one `ScorerKind` to the list below. The rest of the
+package asks the entry and compares no names. A scorer's name is the kind, then a colon and an argument where the kind
+takes one:
+
+embedded                        the small model in the package; embedded:<file> loads one that you trained
+clip:<model id or folder>       any CLIP or SigLIP checkpoint; the default is the paper's ViT-B/32
+qwen2-vl:<model id or folder>   yes/no probabilities; the default is the paper's 7B model
+rnd                             novelty of the observation
+constant:<value>                a control; constant:<positive>,<negative> sets the two scores separately
+noise                           a control: random scores
+oracle                          a control: the simulator's own hazard
+python:<module>:<name>          your own: a callable that takes the PromptSet and returns a Scorer
+
+A model and its libraries are imported when a scorer is loaded, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from vlmsafe.errors import InputError, VlmsafeError, unknown_name
+from vlmsafe.signals.scorers.api import ALL_RULES, COSINE_RULES, YES_NO_RULES, InputKind, Precision, Rule, Scorer
+
+if TYPE_CHECKING:  # settings are read without prompts, which need YAML
+    from vlmsafe.signals.prompts import PromptSet
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What a kind's loader may use; each takes what concerns it."""
+
+    argument: str
+    prompts: PromptSet
+    device: str
+    precision: Precision
+    compile: bool
+    batch: int
+    observation: int
+    seed: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ScorerKind:
+    """One kind of scorer. The class that it loads must agree with its entry; a test compares them."""
+
+    name: str
+    """What stands before the colon."""
+    load: Callable[[Loading], Scorer]
+    """Imports the scorer's module and makes the scorer."""
+    argument: str | None = None
+    """What follows the colon, for messages; None where nothing may follow."""
+    default: str | None = None
+    """The argument where none is given; None where one must be given."""
+    path: Literal["file", "folder"] | None = None
+    """Whether the argument names a file, or may name a folder; such a path is stored in full."""
+    looks_at: InputKind | None = None
+    """The scorer's input; None where only the loaded scorer can say."""
+    compares: Literal["prompts", "descriptions", "unknown", "nothing"] = "nothing"
+    """What it compares an input with: every prompt by itself, the description of each prompt group, something that
+    only the loaded scorer knows, or no text."""
+    rules: tuple[Rule, ...] | None = None
+    """The scoring rules for its similarities; None where only the loaded scorer can say."""
+    gate: Literal["prior-symmetric", "calibrated"] = "prior-symmetric"
+    """What the gate 'auto' stands for."""
+    precision: Precision = "float32"
+    """Number format where the caller chooses none."""
+    batch: int = 64
+    """Frames at a time where the caller chooses no number."""
+    compiles: bool = False
+    """Whether torch can compile the model."""
+    shared: bool = False
+    """Whether a scoring service can hold it for several runs: it must look at frames."""
+    learns: bool = False
+    """Whether scoring changes the scorer."""
+    user_code: bool = False
+    """Whether it runs the user's code, which a service on a network refuses."""
+    downloaded: bool = False
+    """Whether its weights come from the Hugging Face hub."""
+    wants_gpu: bool = False
+    """Whether its models are large enough to be worth a GPU; their sizes, and so their costs, differ by argument."""
+    packages: tuple[str, ...] = ()
+    """Optional Python packages that it needs."""
+    large: str | None = None
+    """A word in the names of large models, whose gates the paper calibrates on ten times as many frames."""
+
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether it cannot work without prompts."""
+        return self.compares in ("prompts", "descriptions")
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether it may compare with prompts; the other kinds have no use for them."""
+        return self.compares != "nothing"
+
+    @property
+    def may_look_at_frames(self) -> bool:
+        """Whether frames, and what is drawn into them, can affect its scores."""
+        return self.looks_at in ("frame", None)
+
+
+@dataclass(frozen=True)
+class ScorerName:
+    """A scorer as the user names it: the kind and its argument."""
+
+    kind: ScorerKind
+    argument: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}:{self.argument}" if self.argument else self.kind.name
+
+    @property
+    def absolute(self) -> ScorerName:
+        """The same scorer with the full path of its file or folder, so that a run can be resumed elsewhere."""
+        if self.kind.path == "file" and self.argument:
+            return ScorerName(self.kind, os.path.abspath(os.path.expanduser(self.argument)))
+        if self.kind.path == "folder" and os.path.isdir(self.argument):
+            return ScorerName(self.kind, os.path.abspath(self.argument))
+        return self
+
+    @property
+    def calibration_frames(self) -> int:
+        """How many frames the gate is calibrated on by default."""
+        large = self.kind.large is not None and self.kind.large in self.argument.lower()
+        return 5000 if large else 500
+
+
+def _embedded(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
+
+    return EmbeddedScorer.load(
+        loading.argument, loading.prompts, device=loading.device, precision=loading.precision, batch=loading.batch
+    )
+
+
+def _clip(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.clip import ClipScorer
+
+    return ClipScorer.load(
+        loading.argument,
+        loading.prompts,
+        device=loading.device,
+        precision=loading.precision,
+        compile=loading.compile,
+        batch=loading.batch,
+    )
+
+
+def _qwen2_vl(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
+
+    return Qwen2VLScorer.load(
+        loading.argument, loading.prompts, device=loading.device, precision=loading.precision, batch=loading.batch
+    )
+
+
+def _rnd(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.rnd import RndScorer
+
+    return RndScorer(loading.observation, loading.seed)
+
+
+def _constant(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.controls import ConstantScorer
+
+    return ConstantScorer.parse(loading.argument)
+
+
+def _noise(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.controls import NoiseScorer
+
+    return NoiseScorer()
+
+
+def _oracle(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.controls import OracleScorer
+
+    return OracleScorer()
+
+
+def _python(loading: Loading) -> Scorer:
+    text = f"python:{loading.argument}"
+    module, _, name = loading.argument.partition(":")
+    try:
+        maker = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"cannot import the scorer '{text}': {error}") from None
+    try:
+        scorer = maker(loading.prompts)
+    except VlmsafeError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise InputError(f"'{text}' raised {type(error).__name__}: {error}") from error
+    if not isinstance(scorer, Scorer):
+        raise InputError(f"'{text}' gave a {type(scorer).__name__}; expected a vlmsafe.Scorer")
+    return scorer
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        ScorerKind(
+            "embedded",
+            _embedded,
+            argument="<file>",
+            default="",
+            path="file",
+            looks_at="frame",
+            compares="prompts",
+            rules=COSINE_RULES,
+            gate="calibrated",  # the prior-symmetric gate was chosen for CLIP's margins, which are smaller
+            shared=True,
+            packages=("torch",),
+        ),
+        ScorerKind(
+            "clip",
+            _clip,
+            argument="<model id or folder>",
+            default="openai/clip-vit-base-patch32",
+            path="folder",
+            looks_at="frame",
+            compares="prompts",
+            rules=COSINE_RULES,
+            compiles=True,
+            shared=True,
+            downloaded=True,
+            wants_gpu=True,
+            packages=("torch", "transformers"),
+            large="large",
+        ),
+        # Known problem: the gate and the precision below do not suit this model. They apply wherever its own method,
+        # `qwen2-vl-conf`, does not set them. The prior-symmetric gate has the scale of CLIP's margins; differences of
+        # probabilities are far larger, so kappa is nearly always 1, and the gate 'probability' would fit. In float32
+        # the 7B model takes 33 GB, twice as much as in bfloat16. Both stay until results may change.
+        ScorerKind(
+            "qwen2-vl",
+            _qwen2_vl,
+            argument="<model id or folder>",
+            default="Qwen/Qwen2-VL-7B-Instruct",
+            path="folder",
+            looks_at="frame",
+            compares="descriptions",
+            rules=YES_NO_RULES,
+            gate="prior-symmetric",
+            precision="float32",
+            shared=True,
+            downloaded=True,
+            wants_gpu=True,
+            packages=("torch", "transformers"),
+        ),
+        ScorerKind("rnd", _rnd, looks_at="observation", rules=("novelty",), learns=True),
+        ScorerKind("constant", _constant, argument="<value>", looks_at="nothing", rules=ALL_RULES),
+        ScorerKind("noise", _noise, looks_at="noise", rules=ALL_RULES),
+        ScorerKind("oracle", _oracle, looks_at="hazard", rules=ALL_RULES),
+        ScorerKind("python", _python, argument="<module>:<name>", compares="unknown", shared=True, user_code=True),
+    )
+}
+"""All kinds, by name."""
+
+DEFAULT_SCORER = "embedded"
+"""What traces and prompt benches use for a run that has no scorer of its own."""
+
+NO_SCORER = "none"
+"""The scorer of a method without a signal."""
+
+
+def _refuse(loading: Loading) -> Scorer:
+    raise AssertionError("a method without a signal loads no scorer")
+
+
+_NONE = ScorerKind(NO_SCORER, _refuse, looks_at="nothing")
+
+
+def kind_of(scorer: str) -> ScorerKind:
+    """The kind of a scorer in a configuration, where 'none' may stand too."""
+    return _NONE if scorer == NO_SCORER else parse_scorer(scorer).kind
+
+
+def parse_scorer(text: str) -> ScorerName:
+    """Split a scorer's name into its kind and argument, and fill in the default model.
+
+    >>> str(parse_scorer("clip"))
+    'clip:openai/clip-vit-base-patch32'
+    """
+    name, _, argument = text.partition(":")
+    if name not in KINDS:
+        raise unknown_name("scorer", name, KINDS)
+    kind = KINDS[name]
+    if kind.argument is None and argument:
+        raise InputError(f"the scorer '{name}' takes nothing after it, got '{argument}'")
+    if kind.argument is not None and not argument and kind.default is None:
+        raise InputError(f"the scorer '{name}' needs something after it: {name}:{kind.argument}")
+    return ScorerName(kind, argument or kind.default or "")
+
+
+def make_scorer(
+    name: ScorerName | str,
+    prompts: PromptSet | None,
+    *,
+    device: str = "auto",
+    precision: Precision | None = None,
+    compile: bool = False,
+    batch: int | None = None,
+    observation: int = 0,
+    seed: tuple[int, ...] = (0,),
+    service: str = "",
+    service_wait: float = 120.0,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Scorer:
+    """Load a scorer. `observation` is the length of the vectors that a scorer of observations will see.
+
+    `precision` and `batch` are by default the kind's own. With the address of a scoring service, a scorer of frames
+    asks that service; other scorers stay in this process. The service is waited for until `give_up` returns True.
+    """
+    from vlmsafe.signals.prompts import PromptSet
+
+    name = parse_scorer(name) if isinstance(name, str) else name
+    kind = name.kind
+    precision = kind.precision if precision is None else precision
+    batch = kind.batch if batch is None else batch
+    if prompts is None:
+        if kind.needs_prompts:
+            raise InputError(f"the scorer '{name}' compares frames with prompts; pass a prompt set's name or a file")
+        prompts = PromptSet(("positive",), ("negative",))  # one column per group, for scorers without text
+    if compile and kind.needs_prompts and not kind.compiles:
+        able = " and ".join(f"'{one.name}'" for one in KINDS.values() if one.compiles)
+        raise InputError(f"compile is for the scorer {able}; drop it for '{kind.name}'")
+    if service and kind.shared:
+        from vlmsafe.signals.service.client import connect
+        from vlmsafe.signals.service.spec import ModelSpec, NotShared
+
+        with suppress(NotShared):  # a scorer of the user's that looks at something else
+            spec = ModelSpec(str(name.absolute), device, precision, compile, batch)
+            return connect(service, spec, prompts, service_wait, give_up)
+    return kind.load(Loading(name.argument, prompts, device, precision, compile, batch, observation, seed))

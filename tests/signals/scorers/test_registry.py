@@ -1,0 +1,135 @@
+"""The registry of scorers: every entry says what its scorer is, and the rest of the package asks the entry."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_models import save_small_clip
+from small_qwen import save_small_qwen
+
+import vlmsafe
+from vlmsafe.config.settings import SignalConfig
+from vlmsafe.errors import InputError
+from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.scorers.api import Scorer, check_scorer
+from vlmsafe.signals.scorers.registry import KINDS, kind_of, make_scorer, parse_scorer
+
+PROMPTS = PromptSet(("a clear road ahead",), ("the car leaves the road",))
+ARGUMENTS = {"constant": "0.5", "python": "frame_scorer:FrameScorer"}
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory) -> dict[str, Scorer]:
+    """One scorer of every kind; models are tiny."""
+    folder = tmp_path_factory.mktemp("models")
+    save_small_clip(folder / "clip")
+    save_small_qwen(folder / "qwen2-vl")
+    found = {}
+    for name, kind in KINDS.items():
+        argument = str(folder / name) if kind.downloaded else ARGUMENTS.get(name, "")
+        found[name] = make_scorer(f"{name}:{argument}", PROMPTS, device="cpu", observation=3)
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_entry_agrees_with_the_scorer_that_it_loads(loaded, name):
+    kind, scorer = KINDS[name], loaded[name]
+    check_scorer(scorer)
+    assert kind.looks_at in (None, scorer.looks_at)
+    assert kind.rules in (None, scorer.rules)
+    assert scorer.calibrated == (kind.gate == "calibrated")
+    assert kind.learns == bool(scorer.state())
+    assert kind.shared == (scorer.looks_at == "frame")
+    if kind.compares == "prompts":
+        assert scorer.groups == PROMPTS.sizes
+
+
+@pytest.mark.parametrize(("name", "precision"), [("embedded", "float32"), ("clip", "float32"), ("qwen2-vl", "float32")])
+def test_a_model_is_loaded_with_the_precision_of_its_entry(loaded, name, precision):
+    assert KINDS[name].precision == loaded[name].describe()["precision"] == precision
+
+
+def test_a_name_without_a_model_stands_for_the_papers():
+    assert str(parse_scorer("clip")) == "clip:openai/clip-vit-base-patch32"
+    assert str(parse_scorer("qwen2-vl")) == "qwen2-vl:Qwen/Qwen2-VL-7B-Instruct"
+    assert str(parse_scorer("embedded")) == "embedded"
+
+
+def test_large_models_are_calibrated_on_ten_times_the_frames():
+    names = ("clip", "clip:openai/clip-vit-large-patch14", "embedded:large", "rnd")
+    assert [parse_scorer(name).calibration_frames for name in names] == [500, 5000, 500, 500]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("klip", "unknown scorer 'klip'.*clip"),
+        ("none", "unknown scorer 'none'"),
+        ("rnd:3", "'rnd' takes nothing after it, got '3'"),
+        ("constant", "needs something after it: constant:<value>"),
+        ("python", "needs something after it: python:<module>:<name>"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(text, message):
+    with pytest.raises(InputError, match=message):
+        parse_scorer(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("constant:2", r"one score in \[0, 1\], or two with a comma, got '2'"),
+        ("constant:a,b", "got 'a,b'"),
+        ("python:no_such_module:Scorer", "cannot import the scorer 'python:no_such_module:Scorer'"),
+        ("python:frame_scorer:PromptSet", "raised TypeError"),
+        ("python:builtins:str", "gave a str; expected a vlmsafe.Scorer"),
+    ],
+)
+def test_a_scorer_that_cannot_be_made_is_one_clear_line(text, message):
+    with pytest.raises(InputError, match=message):
+        make_scorer(text, PROMPTS)
+
+
+def test_a_model_without_prompts_is_refused():
+    with pytest.raises(InputError, match="'embedded' compares frames with prompts"):
+        make_scorer("embedded", None)
+
+
+def test_a_method_without_a_signal_has_a_kind_that_needs_nothing():
+    none = kind_of("none")
+    assert not any([none.takes_prompts, none.shared, none.wants_gpu, none.downloaded, none.may_look_at_frames])
+
+
+def test_the_help_of_the_setting_names_every_kind():
+    source = Path(vlmsafe.__file__).parent / "config" / "settings.py"
+    help_text = next(line for line in source.read_text().splitlines() if "What scores:" in line)
+    assert not [name for name in KINDS if name not in help_text]
+    assert SignalConfig().scorer == kind_of("none").name
+
+
+def test_no_module_compares_a_scorers_kind_with_a_name():
+    """What differs between kinds is a field of the entry; a new kind must not need edits elsewhere."""
+    package, found = Path(vlmsafe.__file__).parent, []
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Compare) or not re.search("kind|scorer", ast.unparse(node.left)):
+                continue
+            literals = {entry.value for part in node.comparators for entry in ast.walk(part) if _is_text(entry)}
+            if literals & set(KINDS):
+                found.append(f"{path.relative_to(package)}: {ast.unparse(node)}")
+    assert sorted(found) == [
+        "paper/values.py: signal.scorer == 'embedded'",  # the paper has CLIP where methods here have the small model
+        "signals/scorers/clip.py: kind == 'clip'",  # the kind of a checkpoint
+    ]
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def test_importing_the_registry_loads_no_model_library():
+    code = "import sys, vlmsafe.signals.scorers.registry; sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
