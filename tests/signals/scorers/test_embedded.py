@@ -223,7 +223,7 @@ def test_the_wrappers_gate_is_open_until_it_is_calibrated(weights):
 def test_its_name_takes_a_file_or_nothing(text, argument, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = parse_scorer(text)
-    assert (name.kind, name.argument) == ("embedded", argument)
+    assert (name.kind.name, name.argument) == ("embedded", argument)
     assert str(name.absolute) == (f"embedded:{tmp_path / argument}" if argument else "embedded")
 
 
