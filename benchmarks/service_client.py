@@ -87,7 +87,7 @@ class Load:
             if not under_way:
                 time.sleep(max(0.0, due - now))
                 continue
-            channel = self.scorer._channel
+            channel = self.scorer._connection.channel
             assert channel is not None
             rest = max(0.0, due - now) if due < end and len(under_way) < SLOTS else None
             if select.select([channel.socket], [], [], rest)[0]:

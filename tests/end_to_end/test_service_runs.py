@@ -226,7 +226,7 @@ def test_no_service_at_the_start_leaves_no_run(tmp_path, model):
     with pytest.raises(RunError, match="there is no scoring service at"):
         train(**nowhere)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(InputError, match="is no address of a scoring service"):
+    with pytest.raises(InputError, match="is not an address of a scoring service"):
         train(**settings(model, tmp_path / "run", service="somewhere"))
 
 

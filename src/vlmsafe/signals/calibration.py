@@ -1,4 +1,4 @@
-"""What a random policy's frames say about a scorer before training: where its scores lie and how far they spread."""
+"""Calibration before training: the level and spread of a scorer's scores on frames of a random policy."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from vlmsafe.signals.rules import Scores
 
 @dataclass(frozen=True)
 class Calibration:
-    """Levels read from a buffer of scores; plain numbers, kept in the run and in its checkpoints."""
+    """Levels of a buffer of scores, as plain numbers. They are stored in the run and in its checkpoints."""
 
     frames: int
     episodes: int
     margin_quartiles: tuple[float, float, float]
     negative_median: float
-    """Reference level of the negative score."""
+    """The default reference level of the negative score."""
     negative_excess: float
-    """Mean excess of the negative score over the reference level in use."""
+    """Mean excess of the negative score over the reference level that is used."""
     gate_scale: float | None = None
-    """s of the calibrated gate, None where the gate is another."""
+    """s of the calibrated gate; None for other gates."""
     gate_centre: float | None = None
 
     @classmethod
     def of(
         cls, scores: Scores, episodes: int, *, gate_target: float | None = None, reference: float | None = None
     ) -> Calibration:
-        """The levels of a buffer; `gate_target` asks for a calibrated gate as well."""
+        """The levels of a buffer of scores; with `gate_target`, the gate is calibrated too."""
         if len(scores.margin) < 4:
             raise InputError(f"the calibration buffer holds {len(scores.margin)} frames; quartiles need at least 4")
         gate = Gate.calibrated(scores.margin, gate_target) if gate_target is not None else None

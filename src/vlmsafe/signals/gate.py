@@ -1,4 +1,4 @@
-"""The confidence gate: how much of the bonus a frame is worth (Eq. 3), and its calibration without labels (Eq. 5)."""
+"""The confidence gate kappa, which weighs the bonus of a frame (Eq. 3), and its calibration without labels (Eq. 5)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Gate:
-    """kappa = |2 sigma(s (m - c)) - 1|: zero where the margin m is at the centre c, towards one away from it."""
+    """kappa = |2 sigma(s (m - c)) - 1|: 0 where the margin m equals the centre c, and close to 1 far from it."""
 
     scale: float = 100.0
     """s."""
@@ -24,7 +24,7 @@ class Gate:
     """c. The defaults are the prior-symmetric gate."""
 
     def kappa(self, margin: Float64) -> Float64:
-        """Confidence in [0, 1] per margin; 2 sigma(x) - 1 = tanh(x / 2), which does not overflow."""
+        """Confidence in [0, 1] per margin. It uses 2 sigma(x) - 1 = tanh(x / 2), which does not overflow."""
         return np.abs(np.tanh(self.scale * (np.asarray(margin, np.float64) - self.centre) / 2.0))
 
     def __call__(self, scores: Scores) -> Float64:
@@ -32,7 +32,7 @@ class Gate:
 
     @classmethod
     def calibrated(cls, margins: Float64, target: float = 0.5) -> Gate:
-        """kappa = 0 at the median of a buffer of margins and `target` one interquartile range from it (Eq. 5)."""
+        """The gate with kappa = 0 at the median of the margins, and `target` one interquartile range away (Eq. 5)."""
         if not 0.0 < target < 1.0:
             raise InputError(f"the gate's target is {target}; it must lie between 0 and 1")
         low, centre, high = np.quantile(np.asarray(margins, np.float64), [0.25, 0.5, 0.75])
@@ -56,9 +56,9 @@ class OpenGate:
 
 @dataclass(frozen=True)
 class ProbabilityGate:
-    """kappa = |2 r / (r + c) - 1|, for scores that are probabilities; it has nothing to calibrate.
+    """kappa = |2 r / (r + c) - 1|, for scores that are probabilities. It needs no calibration.
 
-    Where both are zero neither is the likelier, so kappa is 0.
+    Where both scores are 0, neither answer is more likely, so kappa is 0.
     """
 
     def __call__(self, scores: Scores) -> Float64:

@@ -1,6 +1,6 @@
-"""Prompt sets: what a scorer compares a frame with, from the package or from a user's own YAML file.
+"""Prompt sets: what a scorer compares a frame with. They come from the package or from the user's YAML file.
 
-A file has two lists, and may say what a model that answers yes or no is asked about:
+A file has two lists. It may also describe each group, for a model that answers yes or no:
 
     positive:
       - the car has a clear road ahead
@@ -29,7 +29,7 @@ _GROUPS = ("positive", "negative")
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Descriptions of desirable states and of undesirable ones."""
+    """Prompts for desirable states and for undesirable states."""
 
     positive: tuple[str, ...]
     negative: tuple[str, ...]
@@ -41,7 +41,7 @@ class PromptSet:
     def __post_init__(self) -> None:
         for group in _GROUPS:
             prompts = getattr(self, group)
-            if isinstance(prompts, str):  # which would be taken for a list of letters
+            if isinstance(prompts, str):  # it would be read as a list of letters
                 raise InputError(f"the {group} group is one text; expected a list of prompts")
             object.__setattr__(self, group, tuple(prompts))
             if not prompts:
@@ -51,11 +51,11 @@ class PromptSet:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All prompts, the positive ones first: the order of a scorer's columns."""
+        """All prompts, positive ones first, in the order of a scorer's columns."""
         return self.positive + self.negative
 
     def to_dict(self) -> dict[str, Any]:
-        """The set as its YAML file would hold it."""
+        """The set as in its YAML file."""
         descriptions = {"positive": self.positive_description, "negative": self.negative_description}
         return {"positive": list(self.positive), "negative": list(self.negative), "descriptions": descriptions}
 
@@ -70,7 +70,7 @@ def shipped_prompts() -> list[str]:
 
 
 def load_prompts(name: str | Path) -> PromptSet:
-    """A prompt set by its name in the package, or from a YAML file, which is told by its ending or a slash."""
+    """A prompt set of the package, by name, or from a YAML file; a file name has a slash or ends in .yaml or .yml."""
     text = str(name)
     if "/" in text or text.endswith((".yaml", ".yml")):
         try:
@@ -85,7 +85,7 @@ def load_prompts(name: str | Path) -> PromptSet:
 
 
 def parse_prompts(text: str, source: str) -> PromptSet:
-    """The prompt set in a YAML text; errors name `source` and the line."""
+    """Read a prompt set from YAML text; errors name `source` and the line."""
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -136,7 +136,7 @@ def _mapping(node: yaml.Node, source: str, known: list[str]) -> dict[str, yaml.N
 
 
 def _text(node: yaml.Node, source: str, what: str) -> str:
-    """A node's text; a bare `yes` or `3` is not one, and most likely a slip."""
+    """A node's text; a bare `yes` or `3` is another type in YAML, and most likely a mistake."""
     value: Any = node.value
     if not isinstance(node, yaml.ScalarNode) or node.tag != "tag:yaml.org,2002:str":
         shown = f", got {value}" if isinstance(node, yaml.ScalarNode) and value else ""
@@ -155,7 +155,7 @@ def _check_texts(entries: Iterable[tuple[str, str]]) -> None:
 
 
 def _check_unique(entries: Iterable[tuple[str, str]]) -> None:
-    """No prompt twice, whether in one group or in both: it would count double, or cancel itself."""
+    """Refuse a prompt that appears twice: in one group it would count double, in both it would cancel itself."""
     first: dict[str, str] = {}
     for prompt, where in entries:
         key = " ".join(prompt.split()).casefold()

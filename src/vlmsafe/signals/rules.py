@@ -1,6 +1,6 @@
-"""Scoring rules: from one similarity per prompt to a positive and a negative score, and the margin between groups.
+"""Scoring rules turn one similarity per prompt into a positive score, a negative score, and the margin between groups.
 
-Similarities come as [N, P + Q], the P positive prompts first. Every rule is a pure function of them.
+Similarities are [N, P + Q], with the P positive prompts first. Every rule is a pure function of them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from vlmsafe.signals.scorers.api import Rule, Similarities
 
 Float64 = NDArray[np.float64]
 
-TEMPERATURE = 100.0  # of the joint softmax: CLIP's own scale of its logits
+TEMPERATURE = 100.0  # of the joint softmax; CLIP scales its logits by it too
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What a batch of inputs looks like, one entry each."""
+    """The scores of a batch, one entry per input."""
 
     positive: Float64
     """r_vlm, in [0, 1]."""
     negative: Float64
     """c_vlm, in [0, 1]."""
     margin: Float64
-    """m = u+ - u-, the mean similarity to positive prompts less that to negative ones, whatever the rule."""
+    """m = u+ - u-, the mean similarity to positive prompts minus that to negative prompts, under every rule."""
 
     @classmethod
     def join(cls, parts: Sequence[Scores], count: int) -> Scores:
@@ -39,7 +39,7 @@ class Scores:
 def apply_rule(
     rule: Rule, similarities: Similarities, groups: tuple[int, int], bounds: tuple[float, float] = (-1.0, 1.0)
 ) -> Scores:
-    """Scores of a batch under a rule; `groups` says how many columns are positive and negative."""
+    """Scores of a batch under a rule; `groups` has the numbers of positive and of negative columns."""
     exact, split = similarities.astype(np.float64), groups[0]
     u_minus = exact[:, split:].mean(axis=1)
     u_plus = exact[:, :split].mean(axis=1) if split else np.full_like(u_minus, bounds[0])
@@ -49,19 +49,19 @@ def apply_rule(
     positive, negative = _share(u_plus, bounds), _share(u_minus, bounds)
     if rule == "clg":
         return Scores(_clg(positive, negative), negative, margin)
-    if rule == "novelty":  # a danger score alone
+    if rule == "novelty":  # it has a danger score only
         return Scores(np.zeros_like(negative), negative, margin)
-    return Scores(positive, negative, margin)  # decoupled (Eq. 2); of probabilities, yes-no
+    return Scores(positive, negative, margin)  # decoupled (Eq. 2), and yes-no for probabilities
 
 
 def _share(similarity: Float64, bounds: tuple[float, float]) -> Float64:
-    """From the scorer's bounds to [0, 1]: (u + 1) / 2 for cosines, probabilities as they are."""
+    """Scale from the scorer's bounds to [0, 1]: (u + 1) / 2 for cosines; probabilities stay as they are."""
     low, high = bounds
     return (similarity - low) / (high - low)
 
 
 def _coupled(exact: Float64, split: int) -> tuple[Float64, Float64]:
-    """One softmax over all prompts; a group's score is the mean over its prompts, so P r + Q c = 1."""
+    """One softmax over all prompts. A group's score is the mean over its prompts, so P r + Q c = 1."""
     logits = TEMPERATURE * exact
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares = weights / weights.sum(axis=1, keepdims=True)
@@ -71,6 +71,6 @@ def _coupled(exact: Float64, split: int) -> tuple[Float64, Float64]:
 def _clg(positive: Float64, negative: Float64) -> Float64:
     """Contrasting language goal with weights of one half: (u+/2 - u-/2 + 1) / 2 = (r - c + 1) / 2.
 
-    It has one score, a reward. The negative score stays that of the decoupled rule.
+    This rule defines a positive score only. The negative score is that of the decoupled rule.
     """
     return (positive - negative + 1.0) / 2.0

@@ -1,7 +1,7 @@
-"""From scores at some steps to what learning uses at every step.
+"""Turns scores at some steps into what learning uses at every step.
 
-Between two scored steps the newest values are reused; an episode begins with (0, 0, 1) for (r_vlm, c_vlm, kappa), so
-the first k - 1 steps of an episode score zero. Everything here is a pure function of arrays over one epoch.
+Between two scored steps the newest values are reused. An episode begins with (0, 0, 1) for (r_vlm, c_vlm, kappa), so
+the scores of its first k - 1 steps are 0. Everything here is a pure function of arrays over one epoch.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ class Signals:
     positive: Float64
     """r_vlm."""
     negative: Float64
-    """c_vlm, raw: before gate and weights."""
+    """c_vlm, before gate and weights."""
     kappa: Float64
     margin: Float64
     """NaN before an episode's first score."""
     scored: Mask
-    """The steps whose frame was scored; the others repeat."""
+    """The steps that were scored; the others repeat the newest score."""
 
 
 def due(step: int, every: int) -> bool:
-    """Whether the state after the `step`-th step of an episode (from 1) is scored: steps k, 2k, ..."""
+    """Whether the state after step `step` of an episode, counted from 1, is scored: steps k, 2k, ..."""
     return step % every == 0
 
 
 def hold(scores: Scores, kappa: Float64, scored: Mask, path_ends: NDArray[np.int64]) -> Signals:
-    """Every step's signals: the newest score of the same path, or (0, 0, 1) before its first."""
+    """The signals of every step: the newest score of the same path, or (0, 0, 1) before the first score."""
     steps = np.arange(len(scored))
-    # The index of the newest scored step at or before each step, -1 where there is none yet.
+    # The newest scored step at or before each step; -1 if there is none yet.
     newest = np.maximum.accumulate(np.where(scored, steps, -1)) if len(scored) else steps
     starts = np.concatenate([[0], path_ends[:-1]]).astype(np.int64)
     first_of_path = np.repeat(starts, np.diff(np.concatenate([[0], path_ends])))
     known = newest >= first_of_path
-    place = np.cumsum(scored) - 1  # which score each step's newest one is
+    place = np.cumsum(scored) - 1  # the index of each step's newest score
 
     def spread(values: Float64, before: float) -> Float64:
         filled = np.full(len(scored), before)
@@ -62,17 +62,17 @@ def hold(scores: Scores, kappa: Float64, scored: Mask, path_ends: NDArray[np.int
 
 
 def reward_bonus(signals: Signals, weight: float) -> Float64:
-    """lambda_r kappa r_vlm (Eq. 4), what shaping adds to the environment's reward."""
+    """lambda_r kappa r_vlm (Eq. 4), which shaping adds to the environment's reward."""
     return weight * signals.kappa * signals.positive
 
 
 def excess(signals: Signals, reference: float) -> Float64:
-    """(c_vlm - reference)+ where there is a score: raw similarities sit far above zero whatever the frame shows."""
+    """(c_vlm - reference)+ where there is a score. Raw similarities are far above 0 for every frame."""
     return np.where(np.isnan(signals.margin), 0.0, np.maximum(signals.negative - reference, 0.0))
 
 
 def cost_bonus(signals: Signals, weight: float, reference: float) -> Float64:
-    """lambda_c kappa (c_vlm - reference)+, what the cost critic sees beside the environment's cost."""
+    """lambda_c kappa (c_vlm - reference)+, which is added to the cost that the critic sees."""
     return weight * signals.kappa * excess(signals, reference)
 
 
@@ -82,15 +82,15 @@ class Shaped:
 
     signals: Signals
     bonus: Float64
-    """To the reward."""
+    """Added to the reward."""
     cost_bonus: Float64
-    """To the cost that the critic sees."""
+    """Added to the cost that the critic sees."""
     excess: Float64 | None
-    """Of the negative score over its reference; None where no route uses it."""
+    """Excess of the negative score over its reference; None where nothing uses it."""
 
 
 def shape(signals: Signals, reward_weight: float, cost_weight: float, reference: float | None) -> Shaped:
-    """Every route's share of the signals; without a reference there is neither excess nor a bonus on the cost."""
+    """What the signals add to reward and cost; without a reference there is no excess and no bonus on the cost."""
     return Shaped(
         signals=signals,
         bonus=reward_bonus(signals, reward_weight),
@@ -100,11 +100,11 @@ def shape(signals: Signals, reward_weight: float, cost_weight: float, reference:
 
 
 def path_sums(values: Float64, path_ends: NDArray[np.int64]) -> Float64:
-    """Sum over each path."""
+    """The sum over each path."""
     starts = np.concatenate([[0], path_ends[:-1]]).astype(np.int64)
     return np.add.reduceat(values, starts)
 
 
 def path_means(values: Float64, path_ends: NDArray[np.int64]) -> Float64:
-    """Mean over each path: the inner mean of Eq. 6, every step counted."""
+    """The mean over all steps of each path: the inner mean of Eq. 6."""
     return path_sums(values, path_ends) / np.diff(np.concatenate([[0], path_ends]))

@@ -335,7 +335,7 @@ def test_model_comes_from_the_hub_once_and_then_from_the_cache(folder, scorer, t
     assert asked[-1].startswith("/api/models/tiny/locked")  # neither the cached model nor the folder asked for more
     assert "'tiny/nothing' is neither a folder nor on the Hugging Face hub" in nothing["error"]
     assert "ask for access to 'tiny/locked'" in locked["error"]
-    assert "there is no folder 'a/b/c', nor can that be the name of a model" in no_name["error"]
+    assert "there is no folder 'a/b/c', and it cannot be the name of a model" in no_name["error"]
     assert said == "downloading the model 'tiny/qwen' from the Hugging Face hub\n"  # no warning, no progress bar
 
 

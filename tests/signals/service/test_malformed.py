@@ -64,10 +64,10 @@ def address(request, tmp_path_factory):
 def bystander(address):
     """A client that is there all the time, and must not notice anything."""
     client = ServiceScorer(address, SPEC, PROMPTS, 10.0)
-    channel = client._channel
+    channel = client._connection.channel
     yield client
     np.testing.assert_array_equal(client.score(FRAMES), FrameScorer(PROMPTS).score(FRAMES))
-    assert client._channel is not None
+    assert client._connection.channel is not None
     assert channel is not None
     client.close()
 
@@ -115,13 +115,13 @@ def header(kind: int = Kind.OPEN, length: int = 0, mark: bytes = b"VLMS", versio
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "no message of a scoring service"),
-        (bytes(range(256)) * 40, "no message of a scoring service"),
+        (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "not a message of a scoring service"),
+        (bytes(range(256)) * 40, "not a message of a scoring service"),
         (header(version=9), "speaks version 9"),
         (header(kind=99), "no message of the kind 99"),
-        (header(kind=Kind.SCORES), "SCORES is not what comes now"),
-        (header(kind=Kind.SCORE), "SCORE is not what comes now"),
-        (header(kind=Kind.ATTACH), "ATTACH is not what comes now"),
+        (header(kind=Kind.SCORES), "SCORES is not expected now"),
+        (header(kind=Kind.SCORE), "SCORE is not expected now"),
+        (header(kind=Kind.ATTACH), "ATTACH is not expected now"),
         (header(rest=3), "no message of the kind"),
         (header(length=2**32 - 1), "4294967295 bytes is too long"),
         (header(length=JSON_LIMIT + 1), "is too long"),
@@ -268,7 +268,7 @@ def test_a_descriptor_where_none_belongs_is_refused_and_closed(address, bystande
 def test_a_second_opening_is_refused(address, bystander):
     channel = opened(address)
     channel.send_json(Kind.OPEN, 2, GOOD)
-    assert "OPEN is not what comes now" in refusal(channel)
+    assert "OPEN is not expected now" in refusal(channel)
 
 
 def test_a_client_that_says_nothing_in_time_is_let_go(address, bystander, monkeypatch):

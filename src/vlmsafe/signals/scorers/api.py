@@ -1,4 +1,4 @@
-"""What a scorer is: inputs of one kind in batches, one similarity per prompt out."""
+"""What a scorer is: it takes inputs in batches and returns one similarity per prompt."""
 
 from __future__ import annotations
 
@@ -26,71 +26,79 @@ Rule = Literal["decoupled", "coupled", "clg", "yes-no", "novelty"]
 
 ALL_RULES: tuple[Rule, ...] = get_args(Rule)
 COSINE_RULES: tuple[Rule, ...] = ("decoupled", "coupled", "clg")
-"""What cosines can be used with."""
+"""The rules for cosines."""
 YES_NO_RULES: tuple[Rule, ...] = ("yes-no", "decoupled")
-"""What probabilities of an answer can be used with."""
+"""The rules for probabilities of an answer."""
 
 SAME_MODEL = 5e-3
-"""How far similarities of one picture may be apart: more than by another device, less than by another model."""
+"""How far two similarities of one picture may differ: devices differ by less than this, models by more."""
 
 Inputs = NDArray[Any]
 Similarities = NDArray[np.float32]
 
 
 class Scorer(abc.ABC):
-    """Similarities of a batch of inputs to the positive prompts and, after them, the negative ones."""
+    """Gives the similarities of a batch of inputs to the positive prompts, followed by the negative ones.
+
+    Subclass it to use your own model, and name it with `python:<module>:<class>`. `looks_at`, `rules`, `groups` and
+    `score` are required.
+    """
 
     looks_at: ClassVar[InputKind]
+    """The kind of input that `score` gets."""
     rules: ClassVar[tuple[Rule, ...]]
     """The scoring rules its similarities can be used with."""
     bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
-    """What its similarities lie between: cosines by default, (0, 1) for probabilities."""
+    """The range of its similarities: that of cosines by default, (0, 1) for probabilities."""
 
     calibrated: ClassVar[bool] = False
-    """Whether its margins need a gate that was calibrated on them; otherwise the prior-symmetric one serves."""
+    """Whether its margins need a calibrated gate; otherwise the prior-symmetric gate is used by default."""
     frames: int = 1
-    """How many frames of a moment it wants, where it looks at frames, see `vlmsafe.signals.frame_stack`."""
+    """How many frames it wants in a stack, if it looks at frames, see `vlmsafe.signals.frame_stack`."""
     groups: tuple[int, int]
-    """How many of the columns belong to positive and to negative prompts."""
+    """The number of columns of positive and of negative prompts."""
     whole: bool = False
-    """Whether it computes full batches only: then `begin` may be given parts of several askers at a time."""
+    """Whether it computes full batches only; `begin` may then get parts for several clients at a time."""
     reentrant: bool = False
-    """Whether several threads may score at a time; otherwise one thread does, always the same."""
+    """Whether several threads may score at a time; otherwise one thread does all the scoring."""
 
     @abc.abstractmethod
     def score(self, inputs: Inputs) -> Similarities:
         """[N, ...] -> [N, positive + negative].
 
         Inputs are uint8 frames [N, height, width, 3], or [N, height, width, 3 frames] with the oldest first, float32
-        observations [N, D], hazards [N] or dice [N, 2]. Called by two threads at a time only if `reentrant`.
+        observations [N, D], hazards [N] or random numbers [N, 2]. Two threads call it at a time only if `reentrant`.
         """
 
     def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
-        """Start to score parts for this scorer and others of its model, together at most a batch; what it returns gives
-        the results. Inputs may change once they have been given. Called by one thread alone, unless `reentrant`."""
+        """Start to score parts for this scorer and others of its model, at most a batch in all.
+
+        The function that it returns gives the results; until it has, inputs must not change. Only one thread calls it,
+        unless `reentrant`.
+        """
         found = [scorer.score(inputs) for scorer, inputs in parts]
         return lambda: found
 
     def with_prompts(self, prompts: PromptSet) -> Scorer | None:
-        """A scorer that compares with other prompts by the same model in memory; None where there is nothing to share.
+        """A scorer with other prompts and the same model in memory; None where there is nothing to share.
 
-        May be called while another thread scores.
+        It may be called while another thread scores.
         """
         return None
 
     def describe(self) -> dict[str, Any]:
-        """What a reader of the run wants to know: model, revision, device, precision. Plain values."""
+        """Model, revision, device, precision and the like, as plain values; a run records it."""
         return {}
 
     def notes(self, env: str | None = None) -> list[str]:
-        """What the user should be told once, before anything of the environment `env`, if it has a name, is scored."""
+        """Warnings for the user, shown once before scoring; `env` is the environment's name, if it has one."""
         return []
 
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """Let go of what it holds elsewhere, and of a thread that waits for it; scoring again takes hold again."""
+    def close(self) -> None:  # noqa: B027 - most scorers hold nothing
+        """Release what it holds in other processes, and end the wait of a thread that scores; scoring again reopens."""
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Whatever scoring changes, as named arrays; empty for a scorer that does not learn."""
+        """What scoring changes, as named arrays; empty for a scorer that does not learn."""
         return {}
 
     def load_state(self, arrays: dict[str, NDArray[Any]]) -> None:
@@ -99,7 +107,7 @@ class Scorer(abc.ABC):
 
 
 def check_scorer(scorer: Scorer) -> None:
-    """Refuse a scorer that says of itself what cannot be."""
+    """Refuse a scorer whose attributes are invalid."""
     name = type(scorer).__name__
     looks_at, rules = getattr(scorer, "looks_at", None), getattr(scorer, "rules", ())
     if looks_at not in get_args(InputKind):
@@ -113,14 +121,14 @@ def check_scorer(scorer: Scorer) -> None:
             "such as (4, 4)"
         )
     if not isinstance(scorer.frames, int) or scorer.frames < 1:
-        raise InputError(f"the scorer {name} wants {scorer.frames!r} frames of a moment; expected a number from 1 on")
+        raise InputError(f"the scorer {name} wants stacks of {scorer.frames!r} frames; expected a number from 1 on")
     if looks_at == "frame" and scorer.state():
-        # Blocks of several workers reach it in the order in which they come; what it learnt would depend on timing.
-        raise InputError(f"the scorer {name} looks at frames and learns; only a scorer of observations may")
+        # Blocks of several workers reach it in the order of their arrival, so what it learns would depend on timing.
+        raise InputError(f"the scorer {name} looks at frames and learns; only scorers of observations may")
 
 
 def check_frames(inputs: Any, frames: int = 1) -> None:
-    """Refuse what is no batch of frames: a model would resize almost anything, and score it."""
+    """Refuse anything but a batch of frames; a model would resize and score almost any array."""
     channels = 3 * frames
     if not isinstance(inputs, np.ndarray) or inputs.dtype != np.uint8 or inputs.shape[3:] != (channels,):
         came = f"{inputs.dtype} {list(inputs.shape)}" if isinstance(inputs, np.ndarray) else type(inputs).__name__
@@ -130,7 +138,7 @@ def check_frames(inputs: Any, frames: int = 1) -> None:
 
 
 def check_options(batch: int, precision: str) -> None:
-    """Refuse what no model of frames can be run with."""
+    """Refuse options that no model of frames accepts."""
     if batch < 1:
         raise InputError(f"a batch must hold at least one frame, got {batch}")
     if precision not in ("float32", "bfloat16"):
@@ -138,7 +146,7 @@ def check_options(batch: int, precision: str) -> None:
 
 
 class ScorerFailure(VlmsafeError):
-    """A scorer raised while scoring, with its traceback for the log."""
+    """A scorer raised an error while scoring; `details` has the traceback for the log."""
 
     def __init__(self, message: str, details: str) -> None:
         super().__init__(message)
@@ -146,7 +154,7 @@ class ScorerFailure(VlmsafeError):
 
 
 def failure_of(name: str, error: BaseException) -> VlmsafeError:
-    """What a scorer raised, as an error that names it; errors of ours stay what they are."""
+    """What a scorer raised, as an error that names the scorer; errors of this package stay as they are."""
     if isinstance(error, VlmsafeError):
         return error
     text = " ".join(str(error).split()) or "no message"
@@ -155,7 +163,7 @@ def failure_of(name: str, error: BaseException) -> VlmsafeError:
 
 
 def score_named(scorer: Scorer, name: str, inputs: Inputs) -> Similarities:
-    """The scorer's similarities, with whatever it raises as an error that names it."""
+    """The scorer's similarities; anything that it raises becomes an error that names it."""
     try:
         return score_checked(scorer, inputs)
     except VlmsafeError:
@@ -165,12 +173,12 @@ def score_named(scorer: Scorer, name: str, inputs: Inputs) -> Similarities:
 
 
 def score_checked(scorer: Scorer, inputs: Inputs) -> Similarities:
-    """A scorer's similarities, with a clear error where they are not what a scorer promises."""
+    """A scorer's similarities, checked for shape and range."""
     return check_similarities(scorer, scorer.score(inputs), len(inputs))
 
 
 def check_similarities(scorer: Scorer, found: Any, count: int) -> Similarities:
-    """Refuse what cannot be the similarities of so many inputs."""
+    """Refuse similarities of a wrong shape or outside the scorer's bounds."""
     similarities = np.asarray(found)
     expected, (low, high) = (count, sum(scorer.groups)), scorer.bounds
     name = type(scorer).__name__
@@ -179,7 +187,7 @@ def check_similarities(scorer: Scorer, found: Any, count: int) -> Similarities:
             f"the scorer {name} gave similarities of shape {similarities.shape} for {count} inputs and "
             f"{expected[1]} prompts; expected {expected}"
         )
-    # A rounding error beyond the bounds is none of the user's.
+    # Rounding may put a similarity slightly outside the bounds.
     if count and (
         not np.isfinite(similarities).all() or similarities.min() < low - 1e-3 or similarities.max() > high + 1e-3
     ):

@@ -1,6 +1,6 @@
-"""Scorers that see nothing, or too much: what a vision-language signal has to be compared with.
+"""Controls: scorers that see nothing, or everything, to compare a vision-language signal with.
 
-Their scores are given as two similarities, one per group, so that gate, rules and shaping treat them as any others.
+They return two similarities, one per group, so gate, rules and shaping treat them like any other scorer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Control(Scorer):
 
 
 class ConstantScorer(_Control):
-    """The same scores whatever happens: a bonus that pays for being there."""
+    """The same scores at every step: a bonus that does not depend on the state."""
 
     looks_at: ClassVar[InputKind] = "nothing"
 
@@ -53,9 +53,9 @@ class ConstantScorer(_Control):
 
 
 class NoiseScorer(_Control):
-    """Scores drawn uniformly from [0, 1], the two independently: a bonus that varies and means nothing.
+    """Two independent scores, uniform in [0, 1]: a bonus that varies and means nothing.
 
-    The dice are thrown where the simulator runs, seeded like everything else there.
+    The random numbers are drawn in the simulator's process, with its seed.
     """
 
     looks_at: ClassVar[InputKind] = "noise"
@@ -65,7 +65,7 @@ class NoiseScorer(_Control):
 
 
 class OracleScorer(_Control):
-    """The simulator's own hazard as negative score, its complement as positive one."""
+    """The simulator's own hazard as the negative score, and its complement as the positive score."""
 
     looks_at: ClassVar[InputKind] = "hazard"
 
@@ -75,5 +75,5 @@ class OracleScorer(_Control):
 
 
 def _similarities(scores: np.ndarray[Any, Any]) -> Similarities:
-    """Scores in [0, 1] as similarities in [-1, 1]; the decoupled rule turns them back."""
+    """Scores in [0, 1] as similarities in [-1, 1]; the decoupled rule reverses this."""
     return (2.0 * scores - 1.0).astype(np.float32)

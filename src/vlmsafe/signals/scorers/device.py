@@ -1,4 +1,4 @@
-"""Where a model runs; apart from the hub's libraries, which a model that ships in the package does not need."""
+"""The device of a model. This module imports none of the hub's libraries, which the embedded scorer does not need."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vlmsafe.errors import InputError
 
 
 def find_device(device: str) -> torch.device:
-    """The device a user named; "auto" is the GPU where there is one."""
+    """The device that the user named; "auto" is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, index = device.partition(":")
@@ -16,6 +16,6 @@ def find_device(device: str) -> torch.device:
         raise InputError(f"unknown device '{device}'; known: auto, cpu, cuda, cuda:<number>")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise InputError(
-            f"device '{device}' is not there: PyTorch sees {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'"
+            f"device '{device}' does not exist: PyTorch sees {torch.cuda.device_count()} GPUs; use 'cpu' or 'auto'"
         )
     return torch.device(device)

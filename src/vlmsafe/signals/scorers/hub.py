@@ -1,4 +1,4 @@
-"""Models by name or folder: from the user's Hugging Face cache, then from the hub, or one line that says why not."""
+"""Finds models in a folder, in the user's Hugging Face cache or on the hub; errors are one line."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ T = TypeVar("T")
 
 _HUB_SECONDS = 10.0
 
-# Half typed, both of them; what comes from them is Any.
+# Both libraries are only partly typed, so what comes from them is Any.
 _models: Any = transformers
 _hub: Any = huggingface_hub
 
 
 class Unreadable(Exception):
-    """Files that are not there or cannot be used, in one line."""
+    """Files that are missing or cannot be used, in one line."""
 
 
 def find(model: str, read: Callable[[str, bool], T], scorer: str) -> T:
-    """What `read(source, local)` makes of a model's files, from wherever they are.
+    """What `read(source, local)` makes of a model's files.
 
-    A folder, or a name: then from the cache where it is complete there, without a request to the hub. `read` raises
-    `Unreadable` for files that are missing; `scorer` is what the user named the model with.
+    `model` is a folder or a name. A name is looked up in the cache first; the hub is asked only if files are missing
+    there. `read` raises `Unreadable` for missing files. `scorer` is the kind of the scorer, for messages.
     """
     if model and (folder := Path(model).expanduser()).is_dir():
         if not (folder / "config.json").is_file():
@@ -45,12 +45,12 @@ def find(model: str, read: Callable[[str, bool], T], scorer: str) -> T:
         except Unreadable as error:
             raise InputError(f"cannot load the model in the folder {model}: {error}") from error
     if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) is None:
-        raise InputError(f"there is no folder '{model}', nor can that be the name of a model on the Hugging Face hub")
+        raise InputError(f"there is no folder '{model}', and it cannot be the name of a model on the Hugging Face hub")
     try:
         return read(model, True)
     except Unreadable as error:
         _ask_hub(model, str(error), scorer)
-    # Hundreds of megabytes, at least, and the libraries' own bars are off.
+    # The download is hundreds of megabytes or more, and the libraries' own progress bars are off.
     print(f"downloading the model '{model}' from the Hugging Face hub", file=sys.stderr, flush=True)
     try:
         return read(model, False)
@@ -59,7 +59,7 @@ def find(model: str, read: Callable[[str, bool], T], scorer: str) -> T:
 
 
 def _ask_hub(model: str, missing: str, scorer: str) -> None:
-    """Fail at once where the hub cannot be reached or has no such model; a download would try for half a minute."""
+    """Fail at once if the hub cannot be reached or lacks the model; a download would try for half a minute."""
     try:
         _hub.HfApi().model_info(model, timeout=_HUB_SECONDS)
     except GatedRepoError as error:
@@ -68,7 +68,7 @@ def _ask_hub(model: str, missing: str, scorer: str) -> None:
         raise InputError(
             f"the model '{model}' is neither a folder nor on the Hugging Face hub; if it is private, run: hf auth login"
         ) from error
-    except Exception as error:  # of which class depends on the version of the hub's library
+    except Exception as error:  # its class depends on the version of the hub's library
         where = "is neither a folder nor in the Hugging Face cache"
         if find_file(model, "config.json"):
             where = f"is not complete in the Hugging Face cache ({missing})"
@@ -79,7 +79,7 @@ def _ask_hub(model: str, missing: str, scorer: str) -> None:
 
 
 def find_file(source: str, name: str) -> Path | None:
-    """A file of a checkpoint in a folder or in the cache."""
+    """A file of a checkpoint, in a folder or in the cache; None if it is missing."""
     if Path(source).is_dir():
         path = Path(source) / name
         return path if path.is_file() else None
@@ -88,14 +88,14 @@ def find_file(source: str, name: str) -> Path | None:
 
 
 def revision_of(source: str) -> str | None:
-    """The commit a checkpoint is of, which is the name of its folder in the cache."""
+    """The commit of a checkpoint in the cache, where it is the name of the folder; None for other folders."""
     config = find_file(source, "config.json")
     return config.parent.name if config and re.fullmatch("[0-9a-f]{40}", config.parent.name) else None
 
 
 @contextmanager
 def in_one_line(part: str) -> Iterator[None]:
-    """Whatever a library says of a damaged or missing file, as the first line of it; errors of ours pass."""
+    """Turn a library's error about a damaged or missing file into its first line; errors of this package pass."""
     try:
         yield
     except InputError:
@@ -110,11 +110,11 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No warnings, progress bars or background requests of the libraries, whose settings are as before afterwards."""
+    """Silence the libraries' warnings, progress bars and background requests; restore their settings afterwards."""
     logs = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
     levels = [log.level for log in logs]
     bars, hub_bars = _models.utils.logging.is_progress_bar_enabled(), not _hub.utils.are_progress_bars_disabled()
-    variable = "DISABLE_SAFETENSORS_CONVERSION"  # weights in the older format else start a thread that asks the hub
+    variable = "DISABLE_SAFETENSORS_CONVERSION"  # without it, weights in the older format ask the hub
     before = os.environ.get(variable)
     for log in logs:
         log.setLevel(logging.ERROR)

@@ -1,13 +1,13 @@
-"""Scoring for many clients at once: each model in memory once, and threads that feed it.
+"""Scores frames for many clients at once. Each model is in memory once.
 
-A client opens a model with its own prompts and hands over blocks of frames. Clients with the same model share it,
-whatever their prompts, and a model that computes full batches only gets the frames of several clients in one batch.
-Every other model gets each client's blocks as they came, computed with as many threads as the client has, since sums
-are rounded otherwise with more; as many blocks at a time as there are cores for, where the scorer bears that. Either
-way a frame's similarities are what a private scorer would have given (see `vlmsafe.signals.scorers.batches`).
+A client opens a model with its own prompts and submits blocks of frames. Clients of one model share it, even if their
+prompts differ. A model that computes full batches only gets frames of several clients in one batch. Any other model
+gets each client's blocks as they came, and computes with as many threads as the client would, because the number of
+threads affects rounding. Several blocks are computed at a time if the scorer allows it and there are enough cores. In
+both cases the similarities equal those of a private scorer (see `vlmsafe.signals.scorers.batches`).
 
-Who was served least comes next, so a client with much to score does not keep the others waiting. What a client has
-waiting is bounded: `submit` blocks until there is room.
+Scheduling is fair: the client that was served least goes next, so a client with many frames does not delay the others.
+A client can have only so many frames waiting; `submit` blocks until there is room.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["Engine", "ModelSpec", "NotShared", "Opened", "ServiceStopped"]
 
 @dataclass(frozen=True)
 class Opened:
-    """What a client learns of the scorer it opened, and the key it submits frames with."""
+    """The scorer that a client opened, and the client's key for `submit`."""
 
     key: int
     scorer: Scorer
@@ -62,8 +62,8 @@ class Engine:
     """Models by their specification, and the clients of each. Every method may be called by any thread."""
 
     def __init__(self, *, ahead: int = 4, fill_seconds: float = 0.002, make: Make = make_model, cores: int = 0) -> None:
-        """`ahead` is how many batches a client may have waiting, `fill_seconds` how long a batch waits to be filled,
-        `cores` how many a model computes with on the CPU; 0 is what torch would use."""
+        """A client may have `ahead` batches waiting. A batch waits `fill_seconds` to be filled. On the CPU a model
+        computes with `cores`; 0 means the number that torch would use."""
         self._ahead, self._fill_seconds, self._make, self._cores = ahead, fill_seconds, make, cores
         self._lock = threading.Lock()
         self._models: dict[ModelSpec, Model] = {}
@@ -74,10 +74,10 @@ class Engine:
     def open(
         self, spec: ModelSpec, prompts: PromptSet | None, frame: tuple[int, ...] | None = None, threads: int = 0
     ) -> Opened:
-        """Register a client; loads the model where it is the first to ask for it, which may take long.
+        """Register a client. For the first client of a model this loads the model, which may take long.
 
-        `frame` is the shape of its frames, if known; otherwise the first block decides. `threads` is how many a scorer
-        of its own would compute with on the CPU; 0 is all cores there are here.
+        `frame` is the shape of its frames, if known; otherwise the first block sets it. `threads` is how many threads
+        the client would compute with on the CPU; 0 means all cores of this machine.
         """
         if not parse_scorer(spec.scorer).kind.shared:
             raise NotShared(f"the scorer '{spec.scorer}' does not look at frames and cannot be shared")
@@ -106,15 +106,15 @@ class Engine:
                     raise
                 with self._lock:
                     if self._models.get(spec) is model:
-                        del self._models[spec]  # the next one may try again
+                        del self._models[spec]  # the next client may try again
                 if model.first == reading:
                     raise
-                # Another client's prompts were at fault, perhaps; these have not been tried yet.
+                # Perhaps another client's prompts were at fault; these have not been tried yet.
 
     def submit(self, key: int, frames: Inputs, *, timeout: float | None = None) -> Future[Similarities]:
-        """Hand over a block, which must stay as it is until the future is done; waits while there is no room.
+        """Submit a block; wait for room if there is none. The block must not change until the future is done.
 
-        Raises TimeoutError where there is none in time.
+        Raises TimeoutError if there is no room in time.
         """
         with self._lock:
             client = self._clients.get(key)
@@ -131,14 +131,14 @@ class Engine:
         return client.model.submit(client, frames, timeout)
 
     def close(self, key: int) -> None:
-        """Forget a client and what it has waiting."""
+        """Forget a client and its waiting frames."""
         with self._lock:
             client = self._clients.pop(key, None)
         if client is not None:
             client.model.forget(client)
 
     def stop(self) -> None:
-        """Finish what is waiting, take nothing new, and let the models go."""
+        """Finish the waiting frames, accept no new ones, and release the models."""
         with self._lock:
             self._stopping = True
             models = list(self._models.values())
@@ -148,7 +148,7 @@ class Engine:
             model.join()
 
     def describe(self) -> list[dict[str, Any]]:
-        """The models in memory: name, clients, prompt sets, batches and frames so far."""
+        """The models in memory: name, and numbers of clients, prompt sets, batches and frames so far."""
         with self._lock:
             models, clients = dict(self._models), list(self._clients.values())
         return [
@@ -158,6 +158,6 @@ class Engine:
 
 
 def _torch_threads() -> int:
-    import torch  # here: it is loaded with the first model
+    import torch  # imported late: only models need it
 
     return torch.get_num_threads()

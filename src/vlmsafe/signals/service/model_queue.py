@@ -1,4 +1,4 @@
-"""One model of a scoring service: its threads, and what its clients have waiting."""
+"""One model of a scoring service: its threads, and the frames that its clients have waiting."""
 
 from __future__ import annotations
 
@@ -28,22 +28,24 @@ Make = Callable[[ModelSpec, PromptSet | None], Scorer]
 
 @dataclass(frozen=True)
 class Reading:
-    """What the embeddings of a scorer's prompts depend on, beside the model."""
+    """What the embeddings of the prompts depend on, apart from the model."""
 
     prompts: PromptSet | None
     threads: int
 
 
 class Client:
+    """A client of a model, and its waiting blocks."""
+
     def __init__(self, model: Model, scorer: Scorer, frame: tuple[int, ...] | None, threads: int) -> None:
         self.model, self.scorer, self.frame, self.threads = model, scorer, frame, threads
         self.blocks: deque[Block] = deque()
-        self.waiting = 0  # frames of those blocks that no batch has taken yet
-        self.served = 0.0  # frames so far, or as many as others had had when it came or came back
+        self.waiting = 0  # frames of those blocks that are in no batch yet
+        self.served = 0.0  # frames so far; a new or idle client starts level with the others
 
 
 class Block:
-    """A client's block on its way: batches may take it piece by piece."""
+    """A client's block of frames. Batches may take it piece by piece."""
 
     def __init__(self, client: Client, frames: Inputs) -> None:
         self.client, self.frames = client, frames
@@ -60,25 +62,25 @@ class _Piece:
 
 
 _Begun = tuple[list[_Piece], Callable[[], list[Similarities]]]
-"""What a batch holds, and how to get its results."""
+"""The pieces of a batch, and a function that waits for its results."""
 
 
 class Model:
-    """A model, its threads, and what its clients have waiting."""
+    """A model, its threads, and its clients with waiting frames."""
 
     def __init__(
         self, spec: ModelSpec, first: Reading, make: Make, ahead: int, fill_seconds: float, cores: int
     ) -> None:
-        """`first` is what it is loaded with."""
+        """`first` has the prompts and threads that the model is loaded with."""
         self.spec, self.first, self._make, self._cores = spec, first, make, cores
         self.broken = False
         self._room, self._fill_seconds = ahead * spec.batch, fill_seconds
         self._scorers: dict[Reading, Scorer] = {}
-        self._reading = threading.Lock()  # prompts are read one after another, beside the scoring
+        self._reading = threading.Lock()  # one set of prompts is embedded at a time, while scoring goes on
         self._changed = threading.Condition()
-        self._clients: dict[Client, None] = {}  # those with frames waiting
-        self._level = 0.0  # how much the client that was served last had had by then
-        self._busy = 0  # cores, where blocks are computed as they came
+        self._clients: dict[Client, None] = {}  # clients with waiting frames
+        self._level = 0.0  # frames that the client served last had received before
+        self._busy = 0  # cores that compute blocks now
         self._stopping = False
         self._loading: Future[Scorer] | None = None
         self._frames = self._batches = 0
@@ -92,13 +94,13 @@ class Model:
         return {"prompt_sets": len(self._scorers), "batches": self._batches, "frames": self._frames}
 
     def scorer_for(self, reading: Reading) -> Scorer:
-        """The scorer of a set of prompts; the first one loads the model, in the model's own thread."""
+        """The scorer for a set of prompts. The first call loads the model, in the model's own thread."""
         with self._reading:
             if self._loading is None:
                 self._loading = Future()
                 self._start(self._load_and_work)
             if not self._scorers:
-                self._scorers[self.first] = self._loading.result()  # or why it could not be loaded
+                self._scorers[self.first] = self._loading.result()  # raises if it could not be loaded
             if reading not in self._scorers:
                 one = next(iter(self._scorers.values()))
                 with _computing_with(reading.threads):
@@ -120,7 +122,7 @@ class Model:
             block.future.set_result(block.found)
             return block.future
         with self._changed:
-            # A block larger than the room there is may come alone.
+            # A block that is larger than the whole queue is accepted if nothing else waits.
             if not self._changed.wait_for(
                 lambda: self._stopping or not client.waiting or client.waiting + len(frames) <= self._room, timeout
             ):
@@ -128,7 +130,7 @@ class Model:
             if self._stopping:
                 raise ServiceStopped("the scoring service is stopping")
             if client not in self._clients:
-                # Neither a newcomer nor one that was idle has a claim to be served before all others now.
+                # A new or idle client starts level with the others; otherwise it would be served before all of them.
                 client.served = max(client.served, self._level)
                 self._clients[client] = None
             client.blocks.append(block)
@@ -154,7 +156,7 @@ class Model:
         for thread in list(self._threads):
             thread.join()
 
-    # The model's threads.
+    # What the model's threads do.
 
     def _start(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=self._guard, args=(work,), name=f"model {self.spec.scorer}", daemon=True)
@@ -164,7 +166,7 @@ class Model:
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:  # a fault of ours; whoever waits must hear of it, and the next one loads anew
+        except BaseException as error:  # a bug here: tell all waiting clients; the next one loads again
             failure = failure_of(self.spec.scorer, error)
             with self._changed:
                 self.broken = self._stopping = True
@@ -179,7 +181,7 @@ class Model:
         assert self._loading is not None
         try:
             scorer = self._load(self.first)
-        except BaseException as error:  # whatever the model's libraries raise, the client hears of it
+        except BaseException as error:  # the model's libraries may raise anything; the client is told
             self._loading.set_exception(error)
             return
         if not scorer.whole and scorer.reentrant:
@@ -192,7 +194,7 @@ class Model:
             self._work_on_blocks()
 
     def _work_on_blocks(self) -> None:
-        """Block after block, each by the scorer of its own prompts."""
+        """Compute one block after another, each with the scorer for its own prompts."""
         while (piece := self._take_block()) is not None:
             client = piece.block.client
             with _computing_with(client.threads):
@@ -202,15 +204,15 @@ class Model:
             with self._changed:
                 self._busy -= client.threads
                 self._changed.notify_all()
-            del piece, client, begun  # the memory may be of a client that is gone by the time the next block comes
+            del piece, client, begun  # release the memory of clients that may be gone when the next block comes
 
     def _work_on_batches(self, scorer: Scorer) -> None:
-        """Full batches, one after another; while the GPU computes one, the next begins."""
+        """Compute full batches. The next one begins while the GPU computes."""
         under_way: _Begun | None = None
         while True:
             pieces = self._take_batch([])
             if under_way is not None and _count(pieces) < self.spec.batch:
-                # Nothing is lost by waiting for the batch under way, and more may come to fill this one.
+                # Finish the batch under way first: this costs nothing, and more frames may come to fill this one.
                 self._deliver(*under_way)
                 under_way = None
             if under_way is None:
@@ -224,7 +226,7 @@ class Model:
             del pieces, begun
 
     def _fill(self, pieces: list[_Piece]) -> list[_Piece]:
-        """More for a batch: waits for its first frames without end, for others a moment. None: it is time to stop."""
+        """Add frames to a batch: wait for the first as long as needed, and for more a short time. Empty: stop."""
         if not pieces:
             with self._changed:
                 self._changed.wait_for(lambda: self._clients or self._stopping)
@@ -235,12 +237,12 @@ class Model:
                 if self._stopping or not self._changed.wait_for(lambda: self._clients, until - time.monotonic()):
                     break
             before, pieces = pieces, self._take_batch(pieces)
-            if len(pieces) == len(before):  # what waits has another size
+            if len(pieces) == len(before):  # the waiting frames have another size
                 break
         return pieces
 
     def _take_batch(self, pieces: list[_Piece]) -> list[_Piece]:
-        """Add to a batch what waits, from the clients served least."""
+        """Add waiting frames to a batch, from the clients that were served least."""
         pieces = list(pieces)
         with self._changed:
             while room := self.spec.batch - _count(pieces):
@@ -253,7 +255,7 @@ class Model:
         return pieces
 
     def _take_block(self) -> _Piece | None:
-        """The next block, or a batch of it, of the client served least, once there are cores for it; None: stop."""
+        """A block, or a batch of it, of the client that was served least, once cores are free. None: stop."""
 
         def ready() -> bool:
             if not self._clients:
@@ -271,7 +273,7 @@ class Model:
         return piece
 
     def _take(self, client: Client, room: int) -> _Piece:
-        """What a client has waiting, up to so many frames."""
+        """Take up to `room` of a client's waiting frames."""
         block = client.blocks[0]
         start = block.taken
         block.taken = min(len(block.frames), start + room)
@@ -292,7 +294,7 @@ class Model:
         parts = [(piece.block.client.scorer, piece.block.frames[piece.start : piece.stop]) for piece in pieces]
         try:
             return pieces, scorer.begin(parts)
-        except BaseException as error:  # of a user's own code, perhaps, which must not end the thread for everybody
+        except BaseException as error:  # from the user's code; the thread must go on for other clients
             self._fail(pieces, error)
             return None
 
@@ -306,7 +308,7 @@ class Model:
             block, count = piece.block, piece.stop - piece.start
             try:
                 block.found[piece.start : piece.stop] = check_similarities(block.client.scorer, part, count)
-            except BaseException as error:  # numpy takes not everything for numbers
+            except BaseException as error:  # a scorer may return what is no array of numbers
                 self._fail([piece], error)
                 continue
             block.done += count
@@ -317,7 +319,7 @@ class Model:
         failure = failure_of(self.spec.scorer, error)
         with self._changed:
             for block in {piece.block: None for piece in pieces}:
-                if block in block.client.blocks:  # the rest of it would be scored in vain
+                if block in block.client.blocks:  # do not score the rest of it
                     block.client.blocks.remove(block)
                     block.client.waiting -= len(block.frames) - block.taken
                     if not block.client.blocks:
@@ -337,7 +339,7 @@ def _least_served(clients: Iterable[Client]) -> Client:
 
 @contextmanager
 def _computing_with(threads: int) -> Iterator[None]:
-    """Have the calling thread compute with so many threads on the CPU; those of other threads stay as they are."""
+    """Let the calling thread compute with so many threads on the CPU; other threads are not affected."""
     import torch
 
     before = torch.get_num_threads()
@@ -349,7 +351,7 @@ def _computing_with(threads: int) -> Iterator[None]:
 
 
 def _settle(future: Future[Similarities], outcome: Similarities | BaseException) -> None:
-    """Set a result, unless it has one or nobody waits for it any more."""
+    """Set a result, unless there is one already or the future was cancelled."""
     if future.done() or not future.set_running_or_notify_cancel():
         return
     if isinstance(outcome, BaseException):

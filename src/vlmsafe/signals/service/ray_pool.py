@@ -1,9 +1,9 @@
 """A client of scoring services that are actors of a Ray cluster.
 
-A run asks for the address of the actor that has the fewest clients, then talks to the server there, through shared
-memory on the same machine and over TCP from others. It asks again whenever the connection breaks, so it finds a service
-that came back elsewhere. A separate process asks (`python -m vlmsafe.signals.service.ray_pool NAME`), because Ray
-changes the process that uses it: threads, signal handlers, and a hundred megabytes.
+A run asks for the address of the actor with the fewest clients. It then talks to the server there, through shared
+memory on the same machine and over TCP from other machines. It asks again whenever the connection breaks, so it finds
+a service that was restarted elsewhere. A separate process asks (`python -m vlmsafe.signals.service.ray_pool NAME`),
+because Ray changes the process that uses it: it adds threads, signal handlers and a hundred megabytes.
 `vlmsafe.studies.scorer.ray` starts the actors.
 """
 
@@ -14,30 +14,26 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlmsafe.io import ray
-from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.service.client import ServiceScorer
-from vlmsafe.signals.service.spec import Address, ModelSpec, parse_address
-from vlmsafe.signals.service.wire import Channel
+from vlmsafe.signals.service.spec import Address, parse_address
 
-_ASKING = 60.0  # seconds that it may take to ask Ray where a service is
+_ASKING = 60.0  # seconds to ask Ray for an address
 ANSWER = 10.0
-"""Seconds for an actor to say where it is and how busy; one that is starting again does not."""
+"""Seconds for an actor to report its address and its clients; a restarting actor does not answer."""
 _NOT_THERE = 3  # exit code
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an actor listens."""
+    """Where an actor listens, and how busy it is."""
 
     local: str
     """Its socket on its own machine."""
     tcp: str
-    """For other machines; empty where it listens to none."""
+    """Its TCP address for other machines; empty if it has none."""
     node: str
     clients: int
 
@@ -47,7 +43,7 @@ def actor_name(name: str, number: int) -> str:
 
 
 def find(name: str) -> Address | None:
-    """The actor of a pool with the fewest clients; this process is connected to Ray. None: there is none now."""
+    """The address of the actor with the fewest clients, or None. This process must be connected to Ray."""
     library = ray.import_ray()
     prefix = actor_name(name, 0)[:-1]
     listed = library.util.list_named_actors(all_namespaces=True)
@@ -56,7 +52,7 @@ def find(name: str) -> Address | None:
     )
     asked = []
     for one in names:
-        with contextlib.suppress(ValueError):  # it died in this moment
+        with contextlib.suppress(ValueError):  # it has just died
             asked.append(library.get_actor(one, namespace=ray.NAMESPACE).place.remote())
     ready, _ = library.wait(asked, num_returns=len(asked), timeout=ANSWER) if asked else ([], [])
     places = []
@@ -73,7 +69,7 @@ def find(name: str) -> Address | None:
 
 
 def ask(name: str) -> Address:
-    """The same from any process. ConnectionError: there is none now."""
+    """The same from any process; ConnectionError if there is no service now."""
     words = [sys.executable, "-m", "vlmsafe.signals.service.ray_pool", name]
     try:
         answer = subprocess.run(words, capture_output=True, text=True, timeout=_ASKING, stdin=subprocess.DEVNULL)
@@ -86,24 +82,10 @@ def ask(name: str) -> Address:
     return parse_address(answer.stdout.split()[-1])
 
 
-class PoolScorer(ServiceScorer):
-    """A client of a pool: it asks for an address whenever it needs a connection."""
-
-    def __init__(
-        self, name: str, spec: ModelSpec, prompts: PromptSet | None, wait: float, give_up: Callable[[], bool]
-    ) -> None:
-        self._pool = name
-        super().__init__(Address("ray", name), spec, prompts, wait, give_up=give_up)
-
-    def _connect(self) -> Channel:
-        self._address = ask(self._pool)
-        return super()._connect()
-
-
 def main(name: str) -> int:
     ray.connect(os.environ.get("RAY_ADDRESS") or "auto")
     found, deadline = find(name), time.monotonic() + ANSWER
-    while found is None and time.monotonic() < deadline:  # cheaper than to connect to Ray again
+    while found is None and time.monotonic() < deadline:  # waiting is cheaper than connecting to Ray again
         time.sleep(0.5)
         found = find(name)
     if found is not None:

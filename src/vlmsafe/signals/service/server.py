@@ -1,9 +1,9 @@
-"""The process that listens: connections in, blocks of frames to the engine, similarities back.
+"""The service process: it accepts connections, passes blocks of frames to the engine, and returns similarities.
 
-Each client has two threads. One reads its messages and waits where the client's queue is full, so that back-pressure
-reaches the client through its socket. The other writes answers in the order of the questions, so that a client that
-stops reading holds up nobody else. Frames of a client on the same machine lie in memory that it shares; it is mapped
-read-only, and only if the client has given up the right to shrink it, which would kill whoever reads beyond the end.
+Each client has two threads. One reads its messages; it waits while the client's queue is full, so back-pressure reaches
+the client through its socket. The other writes answers in the order of the questions, so a client that stops reading
+delays nobody else. A client on the same machine shares the memory of its frames. The server maps it read-only, and only
+if it is sealed against shrinking, because reading beyond its end would kill the server.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ from vlmsafe.signals.service.wire import (
     scores_parts,
 )
 
-_ARENA_MAX = -8  # of mallopt: how many heaps there are
-_FIRST_SECONDS = 10.0  # until a new client has said what it wants
-_MESSAGE_SECONDS = 30.0  # until a message that has begun has come, or an answer has been taken
-_WAIT_SECONDS = 5.0  # between two signs of life while a client waits
-_PARTING_SECONDS = 1.0
-_UNSENT = 64  # answers that a client may leave unread before it is not listened to
+_ARENA_MAX = -8  # option of mallopt: the number of heaps
+_FIRST_SECONDS = 10.0  # for the first message of a new client
+_MESSAGE_SECONDS = 30.0  # for a message that has begun, or for a client to take an answer
+_WAIT_SECONDS = 5.0  # between two WAIT messages to a waiting client
+_PARTING_SECONDS = 1.0  # to read what is left before closing
+_UNSENT = 64  # unread answers at which the server stops reading a client's messages
 
 Answer = tuple[int, "Future[Any]", Callable[[Any], tuple[Kind, tuple[Any, ...]]]]
 
 
 class Server:
-    """Accepts clients until it is stopped; one engine works for all of them."""
+    """Accepts clients until it is stopped. One engine serves all of them."""
 
     def __init__(
         self, listener: socket.socket, engine: Engine | None = None, *, clients: int = 256, python: bool = True
     ) -> None:
-        """`python` is whether a client may name a scorer of its own making, whose code then runs here."""
+        """`python` says whether clients may name a scorer of their own, whose code then runs in this process."""
         self.engine = engine or Engine()
         self._listener, self._most, self._python = listener, clients, python
         self._connections: set[_Connection] = set()
@@ -80,7 +80,7 @@ class Server:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish what is queued, refuse what is new, and hang up once everybody has been answered."""
+        """Finish the queued work, refuse new work, and hang up after all answers are sent."""
         self._stopping.set()
         self._thread.join()
         self._listener.close()
@@ -103,7 +103,7 @@ class Server:
                 accepted, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError as error:  # out of descriptors, mostly; those who wait are served later
+            except OSError as error:  # usually no descriptors are left; try again later
                 print(f"cannot accept a client: {error}", file=sys.stderr, flush=True)
                 self._stopping.wait(1.0)
                 continue
@@ -130,6 +130,8 @@ class Server:
 
 
 class _Connection:
+    """One client's connection, with the threads that read and write."""
+
     def __init__(
         self, connection: socket.socket, engine: Engine, python: bool, forget: Callable[[_Connection], None]
     ) -> None:
@@ -151,7 +153,7 @@ class _Connection:
         self._writer.start()
 
     def end(self) -> None:
-        """Take no more messages; what has been asked is still answered."""
+        """Accept no more messages; questions that came before are still answered."""
         with suppress(OSError):
             self._channel.socket.shutdown(socket.SHUT_RD)
 
@@ -174,7 +176,7 @@ class _Connection:
                         os.close(message.fd)
         except BlockingIOError:
             self._refuse(number, "late", Malformed("a message did not come in time"))
-        except OSError:  # the client is gone, and nobody waits for what it asked
+        except OSError:  # the client is gone, so nobody needs its answers
             if self._key is not None:
                 self._engine.close(self._key)
         except Malformed as error:
@@ -185,13 +187,13 @@ class _Connection:
             self._refuse(number, "private", error)
         except VlmsafeError as error:
             self._refuse(number, kind_of_error(error), error)
-        except BaseException as error:  # of a scorer that a user wrote, such as notes that cannot be sent
+        except BaseException as error:  # from a user's scorer, such as notes that cannot be sent
             self._refuse(number, "failure", failure_of(self._name, error))
         finally:
             self._answers.put(None)
 
     def _next(self) -> Message:
-        """The next message. A client may be silent for hours, but not in the midst of a message or before its first."""
+        """The next message. A client may be silent for hours, but not within a message or before its first one."""
         connection = self._channel.socket
         _limit(connection, socket.SO_RCVTIMEO, _FIRST_SECONDS if self._key is None else 0.0)
         if not connection.recv(1, socket.MSG_PEEK):
@@ -210,7 +212,7 @@ class _Connection:
         elif message.kind is Kind.SCORE and self._layout is not None:
             self._score(message, self._layout)
         else:
-            raise Malformed(f"{message.kind.name} is not what comes now")
+            raise Malformed(f"{message.kind.name} is not expected now")
 
     def _open(self, message: Message) -> None:
         spec, prompts, threads = read_open(message.body)
@@ -223,7 +225,7 @@ class _Connection:
             opened = self._engine.open(spec, prompts, threads=threads)
             self._key, self._scorer = opened.key, opened.scorer
             content = json.dumps(describe_scorer(opened.scorer)).encode()
-        except BaseException as error:  # of the model's libraries, or of a user's own code
+        except BaseException as error:  # from the model's libraries or the user's code
             opening.cancel()
             if isinstance(error, VlmsafeError):
                 raise
@@ -264,7 +266,7 @@ class _Connection:
         try:
             while (answer := self._answers.get()) is not None:
                 if broken:
-                    continue  # the reader must not wait for room
+                    continue  # empty the queue, so that the reader does not wait for room
                 try:
                     self._send(*answer)
                 except OSError:
@@ -296,7 +298,7 @@ class _Connection:
 
 
 def _mapped(fd: int, layout: Layout, scorer: Scorer) -> NDArray[np.uint8]:
-    """A client's memory as [slots, block, height, width, channels], to be read only."""
+    """A client's memory as a read-only array [slots, block, height, width, channels]."""
     try:
         seals = fcntl.fcntl(fd, F_GET_SEALS)
     except OSError:
@@ -307,14 +309,14 @@ def _mapped(fd: int, layout: Layout, scorer: Scorer) -> NDArray[np.uint8]:
         raise Malformed(f"the memory has {os.fstat(fd).st_size} bytes, and the frames need {layout.size}")
     memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED, mmap.PROT_READ)
     if str(scorer.describe().get("device", "")).startswith("cuda"):
-        from vlmsafe.signals.scorers.batches import pin  # here: torch is loaded with the first model
+        from vlmsafe.signals.scorers.batches import pin  # imported late: only models need torch
 
-        pin(memory)  # where it cannot be, frames are copied once more
+        pin(memory)  # if this fails, frames are copied once more
     return np.frombuffer(memory, np.uint8).reshape(layout.slots, layout.block, *layout.shape)
 
 
 def _part(connection: socket.socket) -> None:
-    """Close a connection. With messages unread the system would drop the last answer, so they are read first."""
+    """Close a connection. Unread messages are read first; otherwise the system would drop the last answer."""
     with suppress(OSError), connection:
         connection.shutdown(socket.SHUT_WR)
         _limit(connection, socket.SO_RCVTIMEO, _PARTING_SECONDS)
@@ -324,14 +326,14 @@ def _part(connection: socket.socket) -> None:
 
 
 def _limit(connection: socket.socket, option: int, seconds: float) -> None:
-    """How long a call may take in one direction alone; Python's own timeouts are for both."""
+    """Limit how long a call may take in one direction; Python's own timeouts apply to both."""
     connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1e6)))
 
 
 def share_buffers() -> None:
-    """Have the C library, if it is glibc, keep freed buffers for all threads alike.
+    """Let all threads reuse freed buffers, if the C library is glibc.
 
-    By itself it keeps them for the thread that had them, so what a block needs would be held by every thread.
+    By default glibc keeps freed buffers per thread, so every thread would hold the memory that a block needs.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -347,7 +349,7 @@ def serve(
     clients: int = 256,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Listen until SIGTERM or SIGINT, then finish what is queued. A second signal ends the process at once."""
+    """Listen until SIGTERM or SIGINT, then finish the queued work. A second signal ends the process at once."""
     share_buffers()
     stopping = threading.Event()
 
@@ -364,13 +366,13 @@ def serve(
         server = Server(listener, engine, clients=clients, python=allowed)
         ready()
         told = False
-        # Python acts on a signal when this thread wakes, whichever thread the system gave it to.
+        # Python handles a signal when this thread wakes, even if another thread received it.
         while not stopping.wait(0.5):
             if not told and address.kind == "unix" and not os.path.exists(os.path.expanduser(address.place)):
                 told = True
                 print(
-                    f"{address.place} was removed: who is connected is served, but nobody new finds the service; stop "
-                    "it and start another",
+                    f"{address.place} was removed: connected clients are still served, but new ones cannot find the "
+                    "service; stop it and start another",
                     file=sys.stderr,
                     flush=True,
                 )

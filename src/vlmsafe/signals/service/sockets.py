@@ -1,4 +1,4 @@
-"""Where a service listens: on a Unix socket of its owner's, or on TCP, for this machine alone unless told otherwise."""
+"""Where a service listens: a Unix socket that only its owner can use, or TCP, by default for this machine only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlmsafe.signals.service.spec import SOCKET_LIMIT, Address
 
 
 def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, Callable[[], None]]:
-    """A socket that listens at an address, and how to clean up after it."""
+    """A socket that listens at an address, and a function that cleans up after it."""
     if address.kind == "unix":
         return _listen_unix(Path(address.place).expanduser())
     if address.kind != "tcp":
@@ -26,8 +26,8 @@ def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, 
         raise InputError(f"cannot find the host '{address.place}': {error.strerror}") from None
     if not anywhere and not ipaddress.ip_address(found[4][0]).is_loopback:
         raise InputError(
-            f"{address.place} can be reached from other machines, and the service asks nobody who they are; take "
-            "127.0.0.1, or say --anywhere if the network is yours alone"
+            f"{address.place} can be reached from other machines, and the service does not authenticate its clients; "
+            "use 127.0.0.1, or pass --anywhere if you trust the network"
         )
     listener = socket.socket(found[0], socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,24 +41,24 @@ def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, 
 
 
 def _listen_unix(path: Path) -> tuple[socket.socket, Callable[[], None]]:
-    """A socket that its owner alone may use. A lock beside it tells a service at work from what one left behind."""
+    """A socket that only its owner can use. A lock file shows whether a running service holds it."""
     if len(os.fsencode(path)) > SOCKET_LIMIT:
         raise InputError(f"the path {path} is too long for a socket; choose one of at most {SOCKET_LIMIT} characters")
     try:
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise InputError(f"cannot write beside {path}: {error.strerror}") from None
+        raise InputError(f"cannot write {path}.lock: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         raise RunError(f"another service listens at {path}; stop it first, or choose another path") from None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)  # the socket belongs to its owner alone from the first moment on
+    before = os.umask(0o177)  # nobody else can use the socket, from its creation on
     try:
         if path.is_symlink() or path.exists():
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise InputError(f"{path} is there and is no socket; choose another path")
+                raise InputError(f"{path} exists and is not a socket; choose another path")
             path.unlink()
         listener.bind(os.fspath(path))
         listener.listen(128)
@@ -75,6 +75,6 @@ def _listen_unix(path: Path) -> tuple[socket.socket, Callable[[], None]]:
 
     def clean_up() -> None:
         path.unlink(missing_ok=True)
-        os.close(lock)  # the file stays: to remove it would let two services lock two files of one name
+        os.close(lock)  # the lock file stays: without it, two services could lock two files of the same name
 
     return listener, clean_up

@@ -1,4 +1,4 @@
-"""What a run asks a scoring service for, and where it finds one. Imports no library of models."""
+"""The model that a run asks a scoring service for, and the service's address. Imports no model library."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Literal
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.signals.scorers.api import Precision
 
-SOCKET_LIMIT = 100  # characters of a socket's path; the system takes few more
+SOCKET_LIMIT = 100  # characters of a socket's path; the system allows only a few more
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as a run asks for it. Two runs that ask for equal ones share it."""
+    """A model as a run asks for it. Runs with equal specifications share the model."""
 
     scorer: str
-    """As parsed and made absolute, such as clip:openai/clip-vit-base-patch32."""
+    """Its full name, with an absolute path if it has one, such as clip:openai/clip-vit-base-patch32."""
     device: str = "auto"
     precision: Precision = "float32"
     compile: bool = False
@@ -25,29 +25,29 @@ class ModelSpec:
 
 
 class ServiceStopped(VlmsafeError):
-    """The service takes no more work; another one may take its place."""
+    """The service accepts no more work; another one may replace it."""
 
 
 class GivenUp(VlmsafeError):
-    """Whoever waited for the service does so no longer."""
+    """The client stopped waiting for the service."""
 
 
 class NotShared(InputError):
-    """A scorer that does not look at frames: it stays in the run's own process."""
+    """The scorer does not look at frames, so it stays in the run's own process."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a service is."""
+    """The address of a service."""
 
     kind: Literal["unix", "tcp", "ray"]
     place: str
-    """Path of a socket, host, or the name of a pool of Ray actors."""
+    """The path of a socket, a host, or the name of a pool of Ray actors."""
     port: int = 0
 
     @property
     def absolute(self) -> Address:
-        """The same place with a socket's path in full: a run may be resumed from another directory."""
+        """The same address with the full path of a socket, so that a run can be resumed from another directory."""
         return replace(self, place=os.path.abspath(os.path.expanduser(self.place))) if self.kind == "unix" else self
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """unix:/path/to/socket, tcp:host:port or ray:NAME.
+    """Read an address: unix:/path/to/socket, tcp:host:port or ray:NAME.
 
     >>> parse_address("tcp:localhost:7000")
     Address(kind='tcp', place='localhost', port=7000)
@@ -71,5 +71,5 @@ def parse_address(text: str) -> Address:
     if kind == "tcp" and host and port.isdecimal() and 0 < int(port) < 65536:
         return Address("tcp", host.strip("[]"), int(port))
     raise InputError(
-        f"'{text}' is no address of a scoring service; expected unix:<path>, tcp:<host>:<port> or ray:<name>"
+        f"'{text}' is not an address of a scoring service; expected unix:<path>, tcp:<host>:<port> or ray:<name>"
     )

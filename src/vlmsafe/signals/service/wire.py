@@ -1,7 +1,7 @@
 """The messages between a client and a scoring service.
 
-A message is a header of 16 bytes and a body of the length it names: JSON where something is agreed on, plain numbers
-where frames are scored. Whatever does not fit is refused before anything is made of it; nothing is ever unpickled.
+A message is a header of 16 bytes and a body. The header has the body's length. Bodies are JSON, except for frames and
+scores, which are plain numbers. Anything malformed is refused before it is used, and nothing is ever unpickled.
 
     client                                          service
     OPEN    model, prompts, threads, JSON           OPENED    what the scorer is, JSON
@@ -34,12 +34,12 @@ from vlmsafe.signals.scorers.api import Similarities
 from vlmsafe.signals.service.spec import ModelSpec
 
 VERSION = 1
-HEADER = struct.Struct("<4sBBHII")  # mark, version, kind, nothing, number of the request, length of the body
+HEADER = struct.Struct("<4sBBHII")  # mark, version, kind, zero, number of the request, length of the body
 _MARK = b"VLMS"
 _PLACE = struct.Struct("<II")  # slot and count, rows and columns
 _COUNT = struct.Struct("<I")
 
-# Of shared memory on Linux; Python's fcntl names them from 3.13 on.
+# Constants for shared memory on Linux; Python's fcntl has them from version 3.13 on.
 F_ADD_SEALS, F_GET_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 1034, 2, 4
 
 JSON_LIMIT = 256 * 1024
@@ -55,7 +55,7 @@ class Kind(IntEnum):
 
 
 class Malformed(VlmsafeError):
-    """A message that cannot be one of ours, or asks for what cannot be."""
+    """A message that breaks the protocol or exceeds its limits."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class Message:
     number: int
     body: bytearray
     fd: int | None = None
-    """A descriptor that came with it; whoever takes the message closes it."""
+    """A descriptor that came with the message; the receiver closes it."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a client's frames lie in memory: slots of blocks of frames."""
+    """How a client's frames are stored in memory: in slots, each with a block of frames."""
 
     shape: tuple[int, int, int]
     block: int
@@ -95,10 +95,10 @@ class Channel:
         self.socket = connection
         self.local = connection.family == socket.AF_UNIX
         self.body_limit = JSON_LIMIT
-        """The longest body that is taken now."""
+        """The longest body that is accepted now."""
 
     def send(self, kind: Kind, number: int, *parts: Any, fd: int | None = None) -> None:
-        """Send a message whose body is the given bytes, one after another."""
+        """Send a message; its body is the given bytes, one after another."""
         views = [memoryview(part).cast("B") for part in parts]
         length = sum(len(view) for view in views)
         header = HEADER.pack(_MARK, VERSION, kind, 0, number, length)
@@ -116,20 +116,20 @@ class Channel:
         self.send(kind, number, json.dumps(content).encode(), fd=fd)
 
     def receive(self) -> Message:
-        """The next message; ConnectionError where the other end is gone."""
+        """The next message; ConnectionError if the other end is gone."""
         header, fd = self._header()
         try:
             mark, version, kind, nothing, number, length = HEADER.unpack(header)
             if mark != _MARK:
-                raise Malformed("that is no message of a scoring service or of one of its clients")
+                raise Malformed("this is not a message of a scoring service or its clients")
             if version != VERSION:
-                raise Malformed(f"the other end speaks version {version} and this one {VERSION}; install equal ones")
+                raise Malformed(f"the other end speaks version {version}, this one {VERSION}; install equal ones")
             if nothing or kind not in set(Kind):
                 raise Malformed(f"there is no message of the kind {kind}")
             if length > self.body_limit:
                 raise Malformed(f"a message of {length} bytes is too long; at most {self.body_limit} are taken here")
             if fd is not None and kind != Kind.ATTACH:
-                raise Malformed("a descriptor came with a message that has none")
+                raise Malformed("a descriptor came with a message that takes none")
             body = bytearray(length)
             self._fill(memoryview(body))
         except BaseException:
@@ -143,7 +143,7 @@ class Channel:
         if not self.local:
             self._fill(memoryview(header))
             return header, None
-        # A descriptor comes with the first byte of what it was sent with.
+        # A descriptor comes with the first byte of its message.
         first, fds, _, _ = socket.recv_fds(self.socket, HEADER.size, 1, socket.MSG_CMSG_CLOEXEC)
         fd = fds[0] if fds else None
         try:
@@ -169,7 +169,7 @@ class Channel:
 
 
 def fields(body: bytearray, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a JSON body, which must be just these, each of its kind."""
+    """The entries of a JSON body, which must have exactly these keys and types."""
     try:
         content = json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -178,9 +178,9 @@ def fields(body: bytearray, kinds: Mapping[str, Any]) -> dict[str, Any]:
         came = ", ".join(sorted(map(str, content)))[:200] if isinstance(content, dict) else type(content).__name__
         raise Malformed(f"expected the keys {', '.join(kinds)}, got {came or 'none'}")
     for name, kind in kinds.items():
-        # True is a number to Python, and not here.
+        # To Python, True is a number; here it is not.
         if not isinstance(content[name], kind) or (isinstance(content[name], bool) and kind is not bool):
-            raise Malformed(f"'{name}' is a {type(content[name]).__name__}, which it cannot be")
+            raise Malformed(f"'{name}' has the wrong type {type(content[name]).__name__}")
     return content
 
 
@@ -189,7 +189,7 @@ def open_body(spec: ModelSpec, prompts: PromptSet | None, threads: int = 0) -> d
 
 
 def read_open(body: bytearray) -> tuple[ModelSpec, PromptSet | None, int]:
-    """Model, prompts and the client's threads; InputError where they are not what they can be."""
+    """Model, prompts and the number of the client's threads; InputError for invalid prompts."""
     kinds = {"scorer": str, "device": str, "precision": str, "compile": bool, "batch": int}
     content = fields(body, kinds | {"prompts": dict | None, "threads": int})
     prompts, threads = content.pop("prompts"), content.pop("threads")
@@ -223,7 +223,7 @@ def attach_body(layout: Layout, memory: bool) -> dict[str, Any]:
 
 
 def read_attach(body: bytearray) -> tuple[Layout, bool]:
-    """How frames will come, and whether through memory."""
+    """The layout of frames, and whether they come through shared memory."""
     content = fields(body, {"shape": list, "block": int, "slots": int, "dtype": str, "memory": bool})
     shape = content["shape"]
     if content["dtype"] != "uint8":
@@ -249,7 +249,7 @@ def count_body(count: int) -> bytes:
 
 
 def read_slot(body: bytearray, layout: Layout) -> tuple[int, int]:
-    """Which slot of the memory to score, and how many of its frames."""
+    """The slot of the memory to score, and the number of its frames."""
     if len(body) != _PLACE.size:
         raise Malformed(f"expected {_PLACE.size} bytes that name a slot, got {len(body)}")
     slot, count = _PLACE.unpack(body)
@@ -295,5 +295,5 @@ def error_body(kind: str, error: BaseException) -> dict[str, str]:
 
 
 def kind_of_error(error: BaseException) -> str:
-    """What a client makes of an error: wrong input, or a scorer that failed."""
+    """The kind of an error for the client: wrong input, or a scorer that failed."""
     return "input" if isinstance(error, InputError) else "failure"
