@@ -1,13 +1,8 @@
-"""Charts put the right numbers on the right axes, and both drawings show them."""
-
-import csv
-import io
-import json
-import re
-import xml.etree.ElementTree as ElementTree
+"""Charts put the right numbers on the right axes."""
 
 import numpy as np
 import pytest
+from drawn_charts import hover, rows_of
 from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
 from vlmsafe.comparison.outcomes import values_of
@@ -19,7 +14,6 @@ from vlmsafe.report.elements import (
     Axis,
     Band,
     Bar,
-    Box,
     Chart,
     Dots,
     Line,
@@ -29,15 +23,8 @@ from vlmsafe.report.elements import (
     Span,
 )
 from vlmsafe.report.render.files import chart_csv
-from vlmsafe.report.render.plots import plot
-from vlmsafe.report.render.style import legend_below, panels
-from vlmsafe.report.render.svg import (
-    _value,
-    limits,
-    rule_labels,
-    svg,
-    ticks,
-)
+from vlmsafe.report.render.pictures import chart_svg, png
+from vlmsafe.report.render.scales import limits
 from vlmsafe.report.request import FIGURES, Entry, StudyInfo
 
 
@@ -62,23 +49,13 @@ def test_every_figure_of_a_full_study_has_panels_and_none_is_empty(charts, kind)
         assert panel.x.label or panel.x.categories
 
 
-@pytest.mark.parametrize("kind", FIGURES)
-def test_both_drawings_have_all_panels(charts, kind):
-    chart = charts[kind]
-    shown = [ax for ax in plot(chart).axes if ax.get_visible()]
-    assert len(shown) == len(chart.panels)
-    for place, panel in enumerate(chart.panels):
-        root = ElementTree.fromstring(svg(panel, chart, f"p{place}"))
-        assert root.get("aria-label") == panel.title
-
-
 def test_runs_that_have_only_begun_do_no_harm(tmp_path):
     write_run(tmp_path, PLAIN, 1, epochs=0)
     write_run(tmp_path, SIGNAL, 2, epochs=1)
     dataset = read_dataset([tmp_path], StudyInfo("study"))
     for kind in FIGURES:
         chart = build_chart(dataset, Entry(kind))
-        assert isinstance(chart, Missing) or plot(chart).axes
+        assert isinstance(chart, Missing) or png(chart_svg(chart))
 
 
 def test_environment_return_and_shaped_return_never_share_an_axis(charts):
@@ -125,93 +102,11 @@ def test_arms_keep_their_colours_in_every_figure_of_arms(charts):
     assert all(list(chart.groups)[:2] == arms for kind, chart in charts.items() if kind != "gate-roc")
 
 
-# -- drawing ----------------------------------------------------------------------------------------------------
-
-EVERY_MARK = Panel(
-    "all & <marks>",
-    Axis("x <b>"),
-    Axis("y"),
-    [
-        Line("a", [0, 1, 2], [1.0, None, 3.0], "seed-<1>"),
-        Band("a", [0, 1], [0.0, 1.0], [2.0, 3.0]),
-        Dots("b", [0.5], [2.5], ["<script>"]),
-        Span("b", 1.0, 2.0, 1.5, 2.5),
-        Span("b", 2.0, 1.0, 0.5, 1.5, "x"),
-        Bar("a", 1.0, -1.0, "y"),
-        Rule(2.0, "budget <2>"),
-        Rule(1.0, along="y"),
-    ],
-)
-ROWS = Panel(
-    "rows", Axis("v"), Axis("", ("one", "two")), [Bar("a", 0, 3.0), Box("b", 1, 0, 1, 2, 3, 4), Dots("a", [1], [0.1])]
-)
-
-
-@pytest.mark.parametrize("panel", [EVERY_MARK, ROWS])
-def test_every_kind_of_mark_is_drawn_within_the_picture_and_escaped(panel):
-    chart = Chart("x", "x", [panel], ["a", "b"])
-    text = svg(panel, chart, "k")
-    root = ElementTree.fromstring(text)
-    assert "<script" not in text
-    assert "nan" not in text
-    width, height = (float(part) for part in root.get("viewBox").split()[2:])
-    data = json.loads(root.get("data-hover"))
-    points = [point for series in data["s"] for point in series["p"]]
-    assert points
-    assert all(0 <= point[0] <= width and 0 <= point[1] <= height for point in points)
-    assert plot(chart).axes
-
-
-def test_pointing_finds_every_value_that_is_drawn():
-    chart = Chart("x", "x", [EVERY_MARK], ["a", "b"])
-    data = json.loads(ElementTree.fromstring(svg(EVERY_MARK, chart, "k")).get("data-hover"))
-    found = [(entry["n"], point[2:]) for entry in data["s"] for point in entry["p"]]
-    line = [values for name, values in found if name == "a, seed-<1>"]
-    assert line == [["0", "1"], ["2", "3"]]  # the gap has no value
-    assert ("b", ["0.5", "2.5", "<script>"]) in found
-    assert ("b", ["", "2 [1.5, 2.5]"]) in found
-
-
-@pytest.mark.parametrize(
-    ("ends", "labels"),
-    [
-        ((0.0, 1e6), ["0", "200k", "400k", "600k", "800k", "1M"]),
-        ((0.0, 0.0013), ["0", "0.0005", "0.0010"]),
-        ((0.12, 0.31), ["0.15", "0.20", "0.25", "0.30"]),
-        ((1_000_000.0, 1_000_050.0), ["1M", "1.00001M", "1.00002M", "1.00003M", "1.00004M", "1.00005M"]),
-        ((123_456.0, 123_458.0), ["123.456k", "123.4565k", "123.457k", "123.4575k", "123.458k"]),
-        ((0.5, 0.5 + 4e-6), [f"5.0000{i}e\N{MINUS SIGN}01" for i in range(5)]),
-    ],
-)
-def test_ticks_are_round_numbers_that_differ(ends, labels):
-    found = [label for _, label in ticks(Axis("x"), ends, 5)]
-    assert found == labels
-    assert len(set(found)) == len(found)
-
-
-def test_an_axis_holds_all_marks_and_the_ends_it_must():
-    low, high = limits(EVERY_MARK, "y")
-    assert low < -1.0
-    assert high > 3.0
-    assert limits(Panel("t", Axis("x", low=0.0), Axis("y"), [Dots("a", [3.0, 5.0], [1.0, 1.0])]), "x")[0] == 0.0
-    level = Panel("t", Axis("x"), Axis("y"), [Line("a", [0, 1], [0.62, 0.62 + 1e-12])])
-    assert limits(level, "y") == pytest.approx((0.12, 1.12), abs=0.2)
-
-
 def test_csv_of_a_figure_has_every_drawn_value(charts):
     lines = chart_csv(charts["curves"]).splitlines()
     assert lines[0] == "panel,group,mark,name,x,y,low,high"
     runs = [line for line in lines if line.startswith("Episode cost") and ",run,seed-42," in line]
     assert len(runs) == 2 * 12  # both arms, twelve epochs
-
-
-def hover(panel, chart):
-    data = json.loads(ElementTree.fromstring(svg(panel, chart, "k")).get("data-hover"))
-    return [(entry["n"], point) for entry in data["s"] for point in entry["p"]]
-
-
-def rows_of(chart):
-    return list(csv.DictReader(io.StringIO(chart_csv(chart))))
 
 
 def test_between_names_no_place_is_given_out_as_a_value(charts):
@@ -280,79 +175,6 @@ def test_every_budget_of_the_arms_is_a_line(tmp_path):
         assert [mark.value for mark in panel.marks if isinstance(mark, Rule)] == [15.0, 25.0, 35.0], entry.kind
 
 
-@pytest.mark.parametrize("along", ["x", "y"])
-def test_lines_close_together_have_one_name_and_lines_apart_their_own(along):
-    def names(*budgets, upto=100.0):
-        rules = [Rule(value, f"budget {value:g}", along) for value in budgets]
-        panel = Panel("t", Axis("x", low=0.0, high=upto), Axis("y", low=0.0, high=upto), rules)
-        return [label for _, label, _ in rule_labels(panel, along, 300.0, 5.6, 11.0)]
-
-    assert names(15.0, 25.0, 35.0, upto=1000.0) == ["budgets 15, 25, 35"]
-    assert names(10.0, 90.0) == ["budget 10", "budget 90"]
-    assert names(10.0, 11.0, 90.0) == ["budgets 10, 11", "budget 90"]
-    assert names(25.0) == ["budget 25"]
-
-
-def test_names_of_lines_are_not_printed_over_each_other_on_paper():
-    for along in ("x", "y"):
-        rules = [Rule(value, f"budget {value:g}", along) for value in (15.0, 25.0, 35.0, 180.0)]
-        ends = Axis("v", low=0.0, high=200.0)
-        panel = Panel("t", ends, ends, [*rules, Dots("a", [1.0], [200.0])])
-        (ax,) = plot(Chart("x", "x", [panel], ["a"], legend=False)).axes
-        boxes = [text.get_window_extent() for text in ax.texts]
-        assert len(boxes) >= 2
-        assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[i + 1 :])
-
-
-@pytest.mark.parametrize("rows", [(), ("a long name of a row, w", "b")])
-def test_titles_on_paper_end_before_the_next_panel(rows):
-    marks = [Dots("a", [0.0, 1.0], [0.0, 1.0])]
-    title = "Calibrated κ as a detector, vlm-ppo-lag-conf-calibrated, metadrive-medium"
-    chart = Chart("x", "x", [Panel(title, Axis("x"), Axis("y", rows), marks)] * 3, ["a"])
-    figure = plot(chart)
-    ends = [ax.get_tightbbox().x0 for ax in figure.axes[1:]] + [figure.bbox.x1]
-    for ax, end in zip(figure.axes, ends, strict=True):
-        assert ax._left_title.get_window_extent().x1 <= end  # no public way leads to it
-    assert figure.axes[0].get_title("left").replace("\n", " ").startswith("Calibrated")
-
-
-def test_no_entry_of_a_legend_is_lost_where_names_are_cut_alike():
-    names = [f"vlm-ppo-lag-conf-with-a-long-{word}-and-the-same-ending-of-it" for word in ("first", "other")]
-    figure, axes = panels(1, 1, (6, 3))
-    legend_below(figure, [axes[0, 0].plot([0, 1])[0] for _ in names], names)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
-
-
-def test_a_box_is_drawn_told_and_exported_with_its_own_numbers():
-    panel = Panel("t", Axis("v", low=0.0, high=10.0), Axis("", ("one",)), [Box("a", 0, 0.0, 2.0, 3.0, 8.0, 10.0, "n")])
-    chart = Chart("x", "x", [panel], ["a"])
-    root = ElementTree.fromstring(svg(panel, chart, "k"))
-    (bar,) = (node for node in root.iter("rect") if "bar" in node.get("class", ""))
-    (median,) = (node.get("d") for node in root.iter("path") if node.get("class") == "median")
-    at = float(re.match(r"M([\d.]+)", median)[1])
-    left, width = float(bar.get("x")), float(bar.get("width"))
-    assert (at - left) / width == pytest.approx(1 / 6, abs=0.01)
-    ((name, point),) = hover(panel, chart)
-    assert (name, point[2]) == ("n", "median 3, quarters 2 to 8, all 0 to 10")
-    assert point[0] == pytest.approx(at, abs=0.1)
-    (row,) = rows_of(chart)
-    assert [row[key] for key in ("mark", "x", "y", "low", "high")] == ["quarters", "3.0", "one", "2.0", "8.0"]
-
-
-def test_a_dot_on_the_edge_is_drawn_whole():
-    panel = Panel("t", Axis("x", low=0.0), Axis("y", low=0.0), [Dots("a", [0.0, 1.0], [0.0, 1.0])])
-    chart = Chart("x", "x", [panel], ["a"])
-    root = ElementTree.fromstring(svg(panel, chart, "k"))
-    clip = next(node for node in root.iter("rect"))
-    x, y, w, h = (float(clip.get(name)) for name in ("x", "y", "width", "height"))
-    for _, point in hover(panel, chart):
-        assert x <= point[0] - 5
-        assert point[0] + 5 <= x + w
-        assert y <= point[1] - 5
-        assert point[1] + 5 <= y + h
-    assert not any(found.get_clip_on() for found in plot(chart).axes[0].collections)
-
-
 def test_bands_of_costs_and_multipliers_do_not_go_below_zero(tmp_path):
     for seed, cost in ((1, 0.0), (2, 0.5)):
         write_run(tmp_path, PLAIN, seed, cost=cost)
@@ -365,28 +187,9 @@ def test_bands_of_costs_and_multipliers_do_not_go_below_zero(tmp_path):
     assert list(band.low) == [max(0.0, low) for low in free.low]
 
 
-def test_arms_of_one_panel_differ_in_colour_where_a_chart_has_no_legend():
-    groups = [f"arm {i}" for i in range(20)]
-    rows = [(0, 8, 16), (3, 11, 19)]
-    shown = [
-        Panel(f"{i}", Axis("v"), Axis("", ("one",)), [Dots(groups[place], [1.0], [0.0]) for place in places])
-        for i, places in enumerate(rows)
-    ]
-    chart = Chart("x", "x", shown, groups, legend=False)
-    for panel, figure in zip(shown, plot(chart).axes, strict=True):
-        colours = set(re.findall(r'class="mark (c\d)"', svg(panel, chart, "k")))
-        assert len(colours) == 3
-        assert len({tuple(dots.get_facecolor()[0]) for dots in figure.collections}) == 3
-
-
 def test_lead_lag_lines_keep_clear_of_the_frame(charts):
     panel = next(panel for panel in charts["lead-time"].panels if panel.title.startswith("c_vlm at t"))
     values = [y for mark in panel.marks if isinstance(mark, Line) for y in mark.y]
     low, high = limits(panel, "y")
     assert low < min(values)
     assert max(values) < high
-
-
-@pytest.mark.parametrize(("value", "text"), [(9999.7, "10,000"), (9999.4, "9,999"), (12345.6, "12,346"), (0.5, "0.5")])
-def test_values_are_written_as_people_do(value, text):
-    assert _value(value) == text

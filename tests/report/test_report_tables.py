@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
+from vlmsafe.report import dataset as dataset_module
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.elements import (
     Cell,
@@ -125,7 +126,7 @@ def test_tables_of_traces_keep_to_the_arms_that_are_asked_for(study):
 
 
 def test_of_many_traced_episodes_as_many_of_every_run_are_taken(study, monkeypatch):
-    monkeypatch.setattr("vlmsafe.report.dataset.TRACED", 8)
+    monkeypatch.setattr(dataset_module, "TRACED", 8)
     steps = study.traces("metadrive-easy")
     counts = steps.group_by("run").agg(pl.col("episode").n_unique())["episode"].to_list()
     assert counts == [2, 2, 2, 2]

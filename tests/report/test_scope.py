@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import json
 import re
 
@@ -87,7 +88,7 @@ def test_text_of_a_trace_stays_text(trace):
 def test_policy_allows_the_pages_own_script_and_style_and_nothing_else(trace):
     page = make_scope(trace).html
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
-    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    rules = dict(rule.split(" ", 1) for rule in html.unescape(policy).split("; "))
     assert rules["default-src"] == "'none'"
     assert rules["img-src"] == "data:"
     for tag, rule in (("script", "script-src"), ("style", "style-src")):

@@ -1,7 +1,7 @@
-"""What a report is made of before it is drawn: tables of cells, and charts of panels of marks.
+"""The elements of a report before they are drawn: tables of cells, and charts of panels of marks.
 
-One model serves all forms. A table becomes HTML, CSV, LaTeX and Markdown; a chart becomes SVG in the page, and PNG and
-PDF through matplotlib. Neither knows where its numbers came from.
+One description serves all forms. A table becomes HTML, CSV, LaTeX and Markdown; a chart becomes SVG, PNG, PDF and CSV.
+Elements do not know where their numbers come from.
 """
 
 from __future__ import annotations
@@ -138,7 +138,6 @@ class Dots:
     y: Sequence[float]
     names: Sequence[str] = ()
     faint: bool = False
-    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,8 +201,6 @@ class Panel:
     x: Axis
     y: Axis
     marks: Sequence[Mark]
-    wide: bool = False
-    """Whether it wants the whole width."""
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import polars as pl
@@ -24,12 +20,12 @@ import polars as pl
 from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
+from vlmsafe.report.render.templates import asset, inline_json, render_page
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 
 EPISODES = 10
 """Shown unless more are asked for: the pictures of an episode are a few hundred kilobytes."""
 
-_ASSETS = resources.files("vlmsafe.report") / "assets"
 _SCORES = ("kappa", "positive", "negative", "margin")
 _NOT_SHOWN = {"protocol", "deterministic", "checkpoint_epoch", "episode", "scenario", "traffic_seed", "step", "scored"}
 _DIGITS = 5  # of a number: more than a screen shows, a third of the bytes
@@ -191,32 +187,20 @@ def _number(value: float | None) -> float | int | None:
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e9 else rounded
 
 
-def _page(data: Mapping[str, Any], frames: Sequence[Sequence[str]]) -> str:
-    style, script = (_asset(name) for name in ("scope.css", "scope.js"))
-    albums = "\n".join(
-        f'<script type="application/json" id="frames-{number}">{_json(own)}</script>'
-        for number, own in enumerate(frames)
-    )
-    return Template(_asset("scope.html")).substitute(
-        title=html.escape(str(data["title"])),
+def _page(data: Mapping[str, Any], albums: Sequence[Sequence[str]]) -> str:
+    style, script = asset("scope.css"), asset("scope.js")
+    return render_page(
+        "scope.html.j2",
+        title=data["title"],
         policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}",
         style=style,
         script=script,
-        data=_json(data),
-        frames=albums,
+        data=data,
+        albums=albums,
+        inline_json=inline_json,
     )
-
-
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
     """How a content security policy names an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
-
-
-def _json(value: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever texts it holds."""
-    plain = json.dumps(value, separators=(",", ":"), allow_nan=False)  # in ASCII
-    return plain.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -1,4 +1,7 @@
-"""Write a report: one page, and beside it every table as CSV, LaTeX and Markdown, every figure as PNG, PDF and CSV."""
+"""Write a report: one page, and next to it a folder with every table and figure.
+
+Tables are written as CSV, LaTeX and Markdown, figures as SVG, PNG, PDF and CSV.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _FIGURES = ("dots", "curves", "multiplier", "cost-progress", "protocols", "score
 _TIMES = ("compute",)
 _LIST = "files.txt"
 """What of its folder a report wrote; a later one removes no other files."""
-_ENDINGS = (".csv", ".tex", ".md", ".png", ".pdf")
+_ENDINGS = (".csv", ".tex", ".md", ".svg", ".png", ".pdf")
 _SPOKEN = 4  # results that a terminal shows
 
 

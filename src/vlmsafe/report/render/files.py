@@ -1,4 +1,4 @@
-"""Tables and charts as files for papers, documents and programs: CSV, LaTeX, Markdown, PNG and PDF."""
+"""Tables and charts as files for papers, documents and programs: CSV, LaTeX, Markdown, SVG, PNG and PDF."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from vlmsafe.io.disk import make_directory
@@ -24,6 +25,7 @@ from vlmsafe.report.elements import (
     Table,
 )
 from vlmsafe.report.render.cell_text import cell_text, interval_text, published_text
+from vlmsafe.report.render.pictures import chart_svg, pdf, png
 
 _ENDS = ("low", "high", "std", "published", "published_std")
 _LATEX = {
@@ -174,19 +176,20 @@ def chart_csv(chart: Chart) -> str:
 
 
 def write_table(table: Table, folder: Path, name: str) -> list[Path]:
-    make_directory(folder)
     forms = {"csv": table_csv, "tex": table_latex, "md": table_markdown}
-    files = {folder / f"{name}.{ending}": form(table) for ending, form in forms.items()}
-    for path, text in files.items():
-        write_atomically(path, text.encode())
-    return list(files)
+    return _write({ending: form(table).encode() for ending, form in forms.items()}, folder, name)
 
 
 def write_chart(chart: Chart, folder: Path, name: str) -> list[Path]:
-    from vlmsafe.report.render.plots import plot  # matplotlib takes its time to import
-    from vlmsafe.report.render.style import save_figure
+    picture = chart_svg(chart)
+    contents = {"csv": chart_csv(chart).encode(), "svg": picture.encode(), "png": png(picture), "pdf": pdf(picture)}
+    return _write(contents, folder, name)
 
+
+def _write(contents: Mapping[str, bytes], folder: Path, name: str) -> list[Path]:
+    """Write one file for each ending."""
     make_directory(folder)
-    path = folder / f"{name}.csv"
-    write_atomically(path, chart_csv(chart).encode())
-    return [path, *save_figure(plot(chart), folder, name)]
+    files = {folder / f"{name}.{ending}": content for ending, content in contents.items()}
+    for path, content in files.items():
+        write_atomically(path, content)
+    return list(files)
