@@ -4,7 +4,7 @@ from dataclasses import astuple
 from fractions import Fraction
 from itertools import combinations, product
 from math import comb
-from time import perf_counter
+from time import process_time
 
 import numpy as np
 import pytest
@@ -298,9 +298,9 @@ def test_intervals_repeat_with_their_seed_and_do_not_depend_on_portions(monkeypa
 def test_ten_thousand_resamples_of_ten_and_ten_seeds_take_well_under_a_second():
     rng = np.random.default_rng(0)
     arms = clusters(rng.integers(0, 50, 10), 50), clusters(rng.integers(0, 50, 10), 50)
-    start = perf_counter()
+    start = process_time()
     assert bootstrap_pooled_difference(*arms).resamples == 10_000
-    assert perf_counter() - start < 0.5
+    assert process_time() - start < 0.5
 
 
 # Summaries.

@@ -8,7 +8,7 @@ from pathlib import Path
 COMMAND = [sys.executable, "-m", "vlmsafe"]
 
 
-def vlmsafe(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 300):
+def vlmsafe(*arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, timeout: float = 600.0):
     """Run a command to its end."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],

@@ -150,7 +150,7 @@ def test_refused_write_is_one_line_and_the_run_can_be_resumed(tmp_path):
                  "--learner.update-iters", "1"]  # fmt: skip
     answer = subprocess.run(
         [*COMMAND, "train", *arguments, "--run-dir", str(run)],
-        capture_output=True, text=True, preexec_fn=_limit_file_size(130_000), timeout=120,
+        capture_output=True, text=True, preexec_fn=_limit_file_size(130_000), timeout=600.0,
     )  # fmt: skip
     assert_one_line(answer, EXIT_FAILED, "cannot write", "File too large", "free some space")
     assert not list((run / "checkpoints").glob(".*")), "a half-written file was left"

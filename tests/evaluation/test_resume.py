@@ -60,7 +60,7 @@ def test_evaluation_killed_and_started_again_equals_an_uninterrupted_one(env, ep
     arguments = ["evaluate", run.path, "--episodes", episodes, "--processes", 2]
     command = [sys.executable, "-m", "vlmsafe", *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120.0
+    deadline = time.monotonic() + 600.0
     while len(kept(run)) < 4:
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""A short form of tools/chaos.py, which is run for longer by hand."""
+"""A short form of tools/chaos.py, which may be run for longer by hand; and how it finds what is lost."""
 
 import importlib.util
 import sys
@@ -23,6 +23,7 @@ def chaos():
     return module
 
 
+@pytest.mark.soak
 def test_nothing_is_lost_when_services_nodes_workers_and_the_study_are_killed(chaos, tmp_path, capsys):
     options = chaos.Options(minutes=0.4, seed=2, pause=4.0, seeds=1, steps=6000, folder=tmp_path)
     code = chaos.main(options)

@@ -12,7 +12,7 @@ from vlmsafe.studies.progress import next_step
 from vlmsafe.studies.schema import load_study
 
 
-@pytest.mark.parametrize("name", ["lead-time", "substitutions"])
+@pytest.mark.parametrize("name", ["lead-time", pytest.param("substitutions", marks=pytest.mark.soak)])
 def test_a_shipped_study_runs_at_a_tiny_scale_and_its_report_has_its_part_of_the_paper(name, tmp_path, capsys):
     pytest.importorskip("mujoco")
     study = load_study(name).varied(0.001, "noise")

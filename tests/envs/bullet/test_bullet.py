@@ -282,7 +282,12 @@ def test_equal_seeds_give_equal_rollouts_in_another_process() -> None:
     names = [SPEC.name, FORK.name]
     code = f"import json, test_bullet; print(json.dumps([test_bullet.digests(name, [7, 3]) for name in {names}]))"
     other = subprocess.run(
-        [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=600.0,
+        check=True,
     )
     assert other.stderr == "", "neither the package nor PyBullet says anything"
     assert json.loads(other.stdout) == [digests(name, [7, 3]) for name in names]

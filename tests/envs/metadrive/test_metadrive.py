@@ -259,7 +259,7 @@ def test_same_scenario_and_traffic_seed_repeat_exactly_in_fresh_processes() -> N
         for hash_seed in ("1", "2")
     ]
     for interpreter in interpreters:
-        printed, complaints = interpreter.communicate(timeout=120)
+        printed, complaints = interpreter.communicate(timeout=600.0)
         assert complaints == ""
         assert json.loads(printed) == expected
 

@@ -124,14 +124,10 @@ def test_a_frame_of_another_size_is_an_error_that_says_so():
 
 
 def test_stopping_while_workers_wait_for_a_block_leaves_nothing_behind():
-    keep = Keep(seconds=30.0)
-    began = time.monotonic()
+    keep, taken = Keep(), threading.Event()
+    keep.take = lambda task, frames, give_back: taken.set()  # type: ignore[method-assign]
     with pool(1, slots=1) as workers:
-        stop = lambda: time.monotonic() - began > 0.5  # noqa: E731
-        # Threads that sleep for 30 s would delay the interpreter's end, so let go of them first.
-        keep.take = lambda task, frames, give_back: None  # type: ignore[method-assign]
-        assert workers.run([Count(50), Count(50)], should_stop=stop, reader=keep) is None
-    assert time.monotonic() - began < 5.0
+        assert workers.run([Count(50), Count(50)], should_stop=taken.is_set, reader=keep) is None
 
 
 def test_workers_that_wait_for_a_block_end_with_a_killed_main_process(tmp_path):
@@ -141,13 +137,13 @@ def test_workers_that_wait_for_a_block_end_with_a_killed_main_process(tmp_path):
         textwrap.dedent(f"""
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
-        import test_stream
+        import test_frames
         class Never:
             def begin(self, task): pass
             def take(self, task, frames, give_back):
                 print(*[worker.process.pid for worker in workers._busy], flush=True)
-        workers = test_stream.pool(1, size=1, slots=1)
-        workers.run([test_stream.Count(50)], reader=Never())
+        workers = test_frames.pool(1, size=1, slots=1)
+        workers.run([test_frames.Count(50)], reader=Never())
         """)
     )
     shared_before = set(os.listdir("/dev/shm"))
@@ -157,7 +153,7 @@ def test_workers_that_wait_for_a_block_end_with_a_killed_main_process(tmp_path):
     assert pids
     main.kill()
     main.wait()
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 600.0
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)

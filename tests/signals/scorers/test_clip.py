@@ -555,7 +555,7 @@ def test_importing_needs_torch_transformers_and_numpy_alone():
     """A machine with a GPU may have nothing else."""
     absent = ("gymnasium", "polars", "msgspec", "tyro", "rich", "threadpoolctl", "metadrive", "torchvision")
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import vlmsafe.signals.scorers.clip"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600.0)
 
 
 # On a GPU

@@ -235,7 +235,7 @@ def test_compiling_is_refused(weights):
 def test_importing_needs_no_library_of_models():
     absent = ("transformers", "huggingface_hub", "torchvision", "gymnasium", "polars", "metadrive")
     code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import vlmsafe.signals.scorers.embedded.scorer"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600.0)
 
 
 # Errors

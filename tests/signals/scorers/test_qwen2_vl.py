@@ -316,7 +316,7 @@ def session(home: Path, endpoint: str, *names: str) -> tuple[list[dict[str, Any]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
     environment |= {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", SESSION, *names], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SESSION, *names], env=environment, capture_output=True, text=True, timeout=600.0
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr

@@ -46,7 +46,7 @@ class Slow(Scorer):
         self.go.set()
 
     def score(self, inputs: np.ndarray) -> np.ndarray:
-        self.go.wait(10.0)
+        self.go.wait(600.0)
         assert (inputs[:, 0, 0, 0] != 213).all(), "an unlucky frame"
         if (inputs[:, 0, 0, 0] == 214).any():
             return np.full((len(inputs), 2), np.nan, np.float32)
@@ -125,7 +125,7 @@ def test_a_block_is_computed_with_as_many_threads_as_its_client_has(models):
         futures = [(threads, [engine.submit(key, block) for block in blocks]) for threads, key in clients]
         for threads, theirs in futures:
             for similarities, future in zip(expected[threads], theirs, strict=True):
-                np.testing.assert_array_equal(future.result(10.0), similarities)
+                np.testing.assert_array_equal(future.result(600.0), similarities)
     engine.stop()
 
 
@@ -141,7 +141,7 @@ def test_as_many_blocks_are_computed_at_a_time_as_there_are_cores_for():
     assert engine.describe()[0]["batches"] == 2, "two threads and one; three more would be too many"
     scorer.go.set()
     for future in futures:
-        future.result(10.0)
+        future.result(600.0)
     engine.stop()
 
 
@@ -182,9 +182,9 @@ def test_what_waits_is_batched_across_clients_and_cut_where_a_batch_is_full(engi
     wait_until(lambda: engine.describe()[0]["batches"] == 1)
     futures = [engine.submit(key, numbered(*range(10 * key, 10 * key + 5))) for key in keys]
     scorer.go.set()
-    first.result(10.0)
+    first.result(600.0)
     for key, future in zip(keys, futures, strict=True):
-        assert (future.result(10.0)[:, 0] * 255).round().tolist() == list(range(10 * key, 10 * key + 5))
+        assert (future.result(600.0)[:, 0] * 255).round().tolist() == list(range(10 * key, 10 * key + 5))
     assert [len(batch) for batch in scorer.batches] == [1, 8, 7]
 
 
@@ -193,7 +193,7 @@ def test_blocks_stay_as_they_came_where_results_could_depend_on_the_batch(engine
     engine = engine_of(scorer)
     keys = [engine.open(SPEC, None).key for _ in range(2)]
     for future in [engine.submit(key, numbered(*[key] * count)) for key in keys for count in (1, 8, 11)]:
-        future.result(10.0)
+        future.result(600.0)
     assert sorted(len(batch) for batch in scorer.batches) == [1, 1, 3, 3, 8, 8, 8, 8], "11 frames are 8 and 3"
     assert all(len(set(batch)) == 1 for batch in scorer.batches)
 
@@ -209,15 +209,15 @@ def test_a_client_with_little_to_score_does_not_wait_for_one_with_much(engine_of
     much = [engine.submit(greedy, numbered(*[1] * 8)) for _ in range(15)]
     little = engine.submit(modest, numbered(2, 2))
     scorer.go.set()
-    little.result(10.0)
-    much[-1].result(10.0)
+    little.result(600.0)
+    much[-1].result(600.0)
     assert next(number for number, batch in enumerate(scorer.batches) if 2 in batch) <= 2
     # Having been idle for long is no claim to be served alone from now on.
     scorer.go.clear()
     blocks = [engine.submit(key, numbered(*[key + 20] * 8)) for _ in range(4) for key in (greedy, modest)]
     scorer.go.set()
     for block in blocks:
-        block.result(10.0)
+        block.result(600.0)
     order = [batch[0] for batch in scorer.batches[-8:]]
     assert order[:4].count(greedy + 20) == 2
 
@@ -228,15 +228,15 @@ def test_newcomers_do_not_keep_an_old_client_waiting(engine_of):
     engine = engine_of(scorer)
     old, new = (engine.open(SPEC, None).key for _ in range(2))
     for _ in range(20):
-        engine.submit(old, numbered(*[1] * 8)).result(10.0)
-    engine.submit(new, numbered(2)).result(10.0)
+        engine.submit(old, numbered(*[1] * 8)).result(600.0)
+    engine.submit(new, numbered(2)).result(600.0)
     scorer.go.clear()
     held = engine.submit(new, numbered(2))
     wait_until(lambda: engine.describe()[0]["batches"] == 22)
     blocks = [engine.submit(key, numbered(*[mark] * 8)) for _ in range(3) for key, mark in ((new, 2), (old, 1))]
     scorer.go.set()
     for block in (held, *blocks):
-        block.result(10.0)
+        block.result(600.0)
     assert sorted(batch[0] for batch in scorer.batches[-6:-2]) == [1, 1, 2, 2]
 
 
@@ -253,7 +253,7 @@ def test_submitting_waits_while_a_clients_queue_is_full_and_others_go_on(engine_
         engine.submit(full, numbered(1), timeout=0.05)
     engine.submit(free, numbered(3), timeout=0.05)
     scorer.go.set()
-    engine.submit(full, numbered(1), timeout=10.0).result(10.0)
+    engine.submit(full, numbered(1), timeout=600.0).result(600.0)
 
 
 def test_a_block_that_cannot_be_scored_fails_alone(engine_of):
@@ -263,11 +263,11 @@ def test_a_block_that_cannot_be_scored_fails_alone(engine_of):
     blocks = ((one, numbered(*[213] * 20)), (one, numbered(214)), (other, numbered(2)))
     unlucky, unclear, fine = (engine.submit(key, block) for key, block in blocks)
     with pytest.raises(ScorerFailure, match="'python:somewhere:Scorer' raised AssertionError: an unlucky frame"):
-        unlucky.result(10.0)
+        unlucky.result(600.0)
     with pytest.raises(InputError, match="the scorer Slow gave similarities from nan"):
-        unclear.result(10.0)
-    assert fine.result(10.0).shape == (1, 2)
-    assert engine.submit(one, numbered(5)).result(10.0).shape == (1, 2)
+        unclear.result(600.0)
+    assert fine.result(600.0).shape == (1, 2)
+    assert engine.submit(one, numbered(5)).result(600.0).shape == (1, 2)
 
 
 def test_what_a_client_left_behind_is_not_scored(engine_of):
@@ -281,8 +281,8 @@ def test_what_a_client_left_behind_is_not_scored(engine_of):
     engine.close(gone)
     scorer.go.set()
     with pytest.raises(CancelledError):
-        left.result(10.0)
-    engine.submit(there, numbered(2)).result(10.0)
+        left.result(600.0)
+    engine.submit(there, numbered(2)).result(600.0)
     assert scorer.batches == [[1], [2]]
     with pytest.raises(InputError, match="no client has the key"):
         engine.submit(gone, numbered(7))
@@ -325,7 +325,7 @@ def test_frames_of_different_sizes_are_never_in_one_batch(engine_of):
     blocks = [engine.submit(small, numbered(1)), engine.submit(large, frames(2)), engine.submit(small, numbered(1))]
     scorer.go.set()
     for block in (first, *blocks):
-        block.result(10.0)  # the sizes could not be joined
+        block.result(600.0)  # the sizes could not be joined
     assert [len(batch) for batch in scorer.batches] == [1, 2, 2]
 
 
@@ -342,7 +342,7 @@ def test_a_model_that_cannot_be_loaded_is_tried_again_by_the_next_client():
     with pytest.raises(InputError, match="there is no such model"):
         engine.open(SPEC, None)
     assert engine.describe() == []
-    assert engine.submit(engine.open(SPEC, None).key, numbered(3)).result(10.0).shape == (1, 2)
+    assert engine.submit(engine.open(SPEC, None).key, numbered(3)).result(600.0).shape == (1, 2)
     engine.stop()
 
 
@@ -352,20 +352,20 @@ def test_one_clients_prompts_do_not_keep_the_model_from_another():
     def make(spec: ModelSpec, prompts: PromptSet | None) -> Scorer:
         if prompts == ONE:
             loading.set()
-            assert second.wait(10.0)
+            assert second.wait(600.0)
             raise InputError("a prompt is too long")
         return Slow()
 
     engine = Engine(make=make)
     with ThreadPoolExecutor(2) as pool:
         one = pool.submit(engine.open, SPEC, ONE)
-        assert loading.wait(10.0)
+        assert loading.wait(600.0)
         other = pool.submit(engine.open, SPEC, OTHER)
         time.sleep(0.1)  # it waits behind the first by then
         second.set()
         with pytest.raises(InputError, match="a prompt is too long"):
-            one.result(10.0)
-        assert engine.submit(other.result(10.0).key, numbered(3)).result(10.0).shape == (1, 2)
+            one.result(600.0)
+        assert engine.submit(other.result(600.0).key, numbered(3)).result(600.0).shape == (1, 2)
     engine.stop()
 
 
@@ -375,7 +375,7 @@ def test_scorers_that_look_at_no_frames_are_not_shared(name):
         Engine().open(ModelSpec(name, device="cpu"), None)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -401,7 +401,7 @@ def test_clients_that_share_batches_on_a_gpu_get_what_private_scorers_give(model
         clients.append((prompts, opened.key, block))
     for _ in range(3):
         futures = [engine.submit(key, block) for _, key, block in clients]
-        found = [future.result(300.0) for future in futures]
+        found = [future.result(600.0) for future in futures]
     for (prompts, _, block), rows in zip(clients, found, strict=True):
         np.testing.assert_array_equal(rows, make_scorer(models[kind], prompts, **settings).score(block))
     engine.stop()
@@ -416,7 +416,7 @@ def test_several_compiled_models_work_beside_each_other_on_a_gpu(models):
     block = frames(20, 1)
     for _ in range(20):
         futures = [engine.submit(key, block) for key in keys]
-        found = [future.result(300.0) for future in futures]
+        found = [future.result(600.0) for future in futures]
         for rows in found:
             np.testing.assert_allclose(rows, found[0], rtol=0, atol=2e-2)
     engine.stop()

@@ -74,7 +74,7 @@ def bystander(address):
 
 def dial(address) -> Channel:
     if address.kind == "tcp":
-        connection = socket.create_connection((address.place, address.port), timeout=10.0)
+        connection = socket.create_connection((address.place, address.port), timeout=600.0)
     else:
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(10.0)

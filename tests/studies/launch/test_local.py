@@ -13,14 +13,14 @@ from vlmsafe.errors import InputError
 from vlmsafe.studies.launch.api import Command
 from vlmsafe.studies.launch.local import LocalLauncher, free_memory, usable_cores
 
-SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")
+SLEEP = (sys.executable, "-c", "import time; time.sleep(1200)")
 
 
 def command(tmp_path: Path, *words: str, **needs) -> Command:
     return Command(words or SLEEP, tmp_path / "logs" / "a.log", **needs)
 
 
-def ended(handle, seconds: float = 20.0) -> int:
+def ended(handle, seconds: float = 600.0) -> int:
     deadline = time.monotonic() + seconds
     while (code := handle.poll()) is None:
         assert time.monotonic() < deadline
@@ -85,10 +85,10 @@ def test_exit_codes_and_signals_are_told_and_output_is_added_to_the_log(tmp_path
 def test_stopping_asks_first_and_ends_children_too_when_it_must(tmp_path):
     code = (
         "import signal, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1200)'])\n"
         "signal.signal(signal.SIGTERM, lambda *a: print('asked', flush=True))\n"
         "print(child.pid, flush=True)\n"
-        "time.sleep(60); time.sleep(60)"
+        "time.sleep(1200); time.sleep(1200)"
     )
     handle = LocalLauncher(cores=1).launch(command(tmp_path, sys.executable, "-c", code))
     log = tmp_path / "logs" / "a.log"
@@ -111,9 +111,9 @@ def test_commands_are_asked_to_save_when_the_study_is_killed(tmp_path):
         "from vlmsafe.studies.launch.local import LocalLauncher\n"
         "child = 'import os, signal, sys, time\\n'"
         "'signal.signal(signal.SIGTERM, lambda *a: (print(\"saved\", flush=True), sys.exit(0)))\\n'"
-        "'print(os.getpid(), flush=True)\\ntime.sleep(60)'\n"
+        "'print(os.getpid(), flush=True)\\ntime.sleep(1200)'\n"
         f"LocalLauncher(cores=1).launch(Command((sys.executable, '-c', child), Path({str(tmp_path / 'log')!r})))\n"
-        "time.sleep(60)"
+        "time.sleep(1200)"
     )
     study = subprocess.Popen([sys.executable, "-c", code])
     log = tmp_path / "log"
@@ -127,7 +127,7 @@ def test_commands_are_asked_to_save_when_the_study_is_killed(tmp_path):
     assert "saved" in log.read_text()
 
 
-def gone(pid: int, seconds: float = 10.0) -> bool:
+def gone(pid: int, seconds: float = 600.0) -> bool:
     """Whether a process ends soon; one that is dead and not yet waited for counts as gone."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -420,7 +420,7 @@ def test_a_run_that_is_killed_with_its_machine_goes_on_from_the_last_copy(tmp_pa
     # What it leaves behind is the next one's to remove, and here the test's.
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env=environment)
-    tree, deadline = store.tree(spec.name), time.monotonic() + 60
+    tree, deadline = store.tree(spec.name), time.monotonic() + 600.0
 
     def copied() -> bool:
         listing = tree.newest()
