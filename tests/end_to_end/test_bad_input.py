@@ -206,7 +206,7 @@ def test_damaged_run_does_not_hide_the_others(tmp_path):
     answer = vlmsafe("runs", ".", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("finished") == 2
-    assert "line 3 is not a row of JSON" in answer.stderr
+    assert "expected a row of JSON in line 3" in answer.stderr
 
 
 def test_environment_in_the_current_directory_is_found_by_the_installed_command(tmp_path):

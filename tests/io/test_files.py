@@ -1,4 +1,4 @@
-"""Files are whole, locks hold."""
+"""Files are whole, and locks exclude other processes."""
 
 import os
 import subprocess
@@ -73,6 +73,34 @@ def test_row_cut_short_by_a_crash_is_cut_off_by_the_next_append(tmp_path):
     assert read_rows(path) == [{"epoch": 1}, {"epoch": 2}]
 
 
+def test_unfinished_row_longer_than_a_block_is_cut_off(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    append_rows(path, [{"epoch": 1}])
+    with path.open("ab") as file:
+        file.write(b"x" * 300_000)
+    append_rows(path, [{"epoch": 2}])
+    assert path.read_text() == '{"epoch": 1}\n{"epoch": 2}\n'
+
+
+def test_file_with_nothing_but_an_unfinished_row_begins_anew(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"epoch": 1, "ret')
+    append_rows(path, [{"epoch": 1}])
+    assert path.read_text() == '{"epoch": 1}\n'
+
+
+def test_append_reads_only_the_end_of_a_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    size = 1 << 40  # sparse; reading it whole would take more memory than there is
+    with path.open("wb") as file:
+        file.seek(size - 1)
+        file.write(b"\n")
+    append_rows(path, [{"epoch": 1}])
+    with path.open("rb") as file:
+        file.seek(size)
+        assert file.read() == b'{"epoch": 1}\n'
+
+
 def test_rows_with_nan_are_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         append_rows(tmp_path / "rows.jsonl", [{"cost": float("nan")}])
@@ -108,7 +136,7 @@ def test_a_process_whose_lock_was_broken_writes_nothing_any_more(tmp_path):
         append_rows(run / "epochs.jsonl", [{"epoch": 1}])
         write_atomically(run / "checkpoints" / "one", b"1")
         assert break_lock(run, process_name(os.getpid()))
-        (run / "lock").write_text("7 node-3")  # whoever believed it dead goes on
+        (run / "lock").write_text("7 node-3")  # another process believed it dead and took over
         with pytest.raises(RunError, match=r"run was taken over by pid 7 on node-3; this process stops"):
             append_rows(run / "epochs.jsonl", [{"epoch": 2}])
         with pytest.raises(RunError, match="taken over"):
@@ -116,4 +144,4 @@ def test_a_process_whose_lock_was_broken_writes_nothing_any_more(tmp_path):
         append_rows(other / "epochs.jsonl", [{"epoch": 1}])
     assert read_rows(run / "epochs.jsonl") == [{"epoch": 1}]
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["one"]
-    append_rows(run / "epochs.jsonl", [{"epoch": 2}])  # who holds no lock is not asked for one
+    append_rows(run / "epochs.jsonl", [{"epoch": 2}])  # without a lock there is nothing to check

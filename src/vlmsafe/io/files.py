@@ -1,10 +1,11 @@
-"""Files that a crash cannot leave half-written: atomic writes, and rows of JSON that are always whole."""
+"""Files that a crash cannot leave half-written: atomic writes, and files of JSON rows that are always whole."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from vlmsafe.errors import RunError
 from vlmsafe.io.disk import disk_errors, sync_directory
 from vlmsafe.io.locks import check_held
 
+_BLOCK = 1 << 16  # bytes
+
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it to disk, then put it in place in one step.
+    """Write a file under a temporary name, flush it to disk, then move it into place in one step.
 
-    After a crash at any moment the path holds the old content or the new, never a part.
+    After a crash at any moment the path holds the old content or the new content, never a part of it.
     """
     check_held(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -36,16 +39,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 def append_rows(path: Path, rows: list[Mapping[str, Any]]) -> None:
     """Add JSON lines to a file and flush them to disk.
 
-    A write that fails part-way is cut off again, and so is a row that an earlier crash left unfinished: rows are
-    always whole.
+    Rows are always whole: a write that fails part-way is cut off again, and so is a row that an earlier crash left
+    unfinished. Only the end of the file is read, so that the cost does not grow with the file.
     """
     check_held(path)
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
-    # Unbuffered: a buffer would try to write its rest once more when the file is closed, after the cut.
     new = not path.exists()
+    # Unbuffered: a buffer would try to write its rest once more when the file is closed, after the cut.
     with disk_errors(path), path.open("ab+", buffering=0) as file:
-        file.seek(0)
-        before = file.read().rfind(b"\n") + 1
+        before = _end_of_rows(file)
         file.truncate(before)
         try:
             rest = memoryview(text)
@@ -59,8 +61,20 @@ def append_rows(path: Path, rows: list[Mapping[str, Any]]) -> None:
         sync_directory(path.parent)
 
 
+def _end_of_rows(file: FileIO) -> int:
+    """The size of a file without an unfinished last line. Blocks are read from the end until one has a line break."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        if (line_break := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + line_break + 1
+        end = start
+    return 0
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON-lines file; a last line that a crash cut short is left out."""
+    """The rows of a file of JSON lines, without a last line that a crash cut short."""
     if not path.exists():
         return []
     rows: list[dict[str, Any]] = []
@@ -70,13 +84,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             row = None
         if not isinstance(row, dict):
-            raise RunError(f"{path} is damaged: line {number} is not a row of JSON")
+            raise RunError(f"{path} is damaged: expected a row of JSON in line {number}, got other text")
         rows.append(row)
     return rows
 
 
 def cut_to(path: Path, size: int) -> None:
-    """Shorten an append-only file to what it held at a checkpoint."""
+    """Shorten a row file to the size it had at a checkpoint."""
     have = path.stat().st_size if path.exists() else 0
     if have < size:
         raise RunError(f"{path} is shorter ({have} bytes) than its checkpoint says ({size}); the file was damaged")
