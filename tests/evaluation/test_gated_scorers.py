@@ -11,7 +11,7 @@ from frame_scorer import FrameScorer
 from vlmsafe import train
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.gated_scorers import Judge, judges_of
+from vlmsafe.evaluation.gated_scorers import GatedScorer, gated_scorers
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.evaluation.trace.record import trace
 from vlmsafe.evaluation.trace.summary import trace_summary
@@ -56,10 +56,10 @@ def test_a_run_is_traced_with_its_own_scorer_prompts_and_calibrated_gate(gated):
 
 def test_other_prompts_and_other_scorers_do_not_borrow_the_runs_gate(gated):
     plan = plan_of(gated)
-    assert judges_of(plan, [OWN], None)[""].gate != Gate()
-    other = judges_of(plan, [OWN], "bullet")[""]
+    assert gated_scorers(plan, [OWN], None)[""].gate != Gate()
+    other = gated_scorers(plan, [OWN], "bullet")[""]
     assert (other.gate, other.prompts) == (Gate(), load_prompts("bullet"))
-    two = judges_of(plan, ["embedded", OWN, "embedded", "noise"], None)
+    two = gated_scorers(plan, ["embedded", OWN, "embedded", "noise"], None)
     assert list(two) == ["embedded", "python", "embedded2", "noise"]
     assert two["embedded"].gate == Gate() != two["python"].gate
     assert two["embedded"].prompts == gated.prompts()
@@ -71,18 +71,18 @@ def test_gates_that_are_not_calibrated(gated, kind, gate):
     plan = plan_of(gated)
     config = dataclasses.replace(gated.config, signal=dataclasses.replace(gated.config.signal, gate=kind))
     plan = dataclasses.replace(plan, run=dataclasses.replace(gated, config=config))
-    assert judges_of(plan, [], None)[""].gate == gate
+    assert gated_scorers(plan, [], None)[""].gate == gate
 
 
 def test_a_run_without_a_signal_is_looked_at_by_embedded_with_the_environments_prompts(plain):
-    judge = judges_of(plan_of(plain), [], None)[""]
+    judge = gated_scorers(plan_of(plain), [], None)[""]
     assert (judge.name, judge.gate, judge.prompts) == ("embedded", Gate(), load_prompts("metadrive-v2"))
     assert [entry["prompt"] for entry in judge.describe("x_")["similarities"]] == list(judge.prompts.texts)
 
 
 def test_a_scorer_that_learns_comes_as_the_checkpoint_has_it(tmp_path):
     run = train(env="speeding", method="ppo-lag-rnd", run_dir=str(tmp_path / "run"), **SMALL)
-    scorer = judges_of(plan_of(run), [], None)[""].scorer
+    scorer = gated_scorers(plan_of(run), [], None)[""].scorer
     saved = run.checkpoint(None)[0].arrays
     for name, array in scorer.state().items():
         np.testing.assert_array_equal(array, saved[f"scorer.{name}"], err_msg=name)
@@ -91,7 +91,7 @@ def test_a_scorer_that_learns_comes_as_the_checkpoint_has_it(tmp_path):
 def test_prompts_are_asked_for_where_there_are_none(plain):
     bare = dataclasses.replace(plan_of(plain), spec=dataclasses.replace(ENVS["speeding"], prompts=None))
     with pytest.raises(InputError, match="has no prompts of its own; pass --prompts"):
-        judges_of(bare, [], None)
+        gated_scorers(bare, [], None)
 
 
 def test_pictures_are_those_of_the_scored_frames_and_go_with_their_trace(gated):
@@ -146,5 +146,5 @@ def test_summary_counts_contacts_their_onsets_and_what_tells_them():
 
 def test_a_judge_of_ones_own_brings_its_gate(plain):
     gate = Gate(3.0, 0.2)
-    table = trace(plain, {"mine": Judge(make_scorer("oracle", None), gate)}, episodes=1)
+    table = trace(plain, {"mine": GatedScorer(make_scorer("oracle", None), gate)}, episodes=1)
     np.testing.assert_allclose(table["mine_kappa"], gate.kappa(table["mine_margin"].to_numpy()), rtol=1e-12)

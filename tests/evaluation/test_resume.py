@@ -12,7 +12,7 @@ import pytest
 from vlmsafe import evaluate, train
 from vlmsafe.errors import RunError
 from vlmsafe.evaluation.protocols import PROTOCOLS, Protocol
-from vlmsafe.evaluation.resume import KeptTask
+from vlmsafe.evaluation.resume import SavedTask
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.runs.run import Run
 
@@ -73,7 +73,7 @@ def test_evaluation_killed_and_started_again_equals_an_uninterrupted_one(env, ep
     assert not (run.evaluations / "held-out.parquet").exists()
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert f"{done} of {episodes} episodes are there already" in " ".join(again.stderr.split())
+    assert f"{done} of {episodes} episodes are already done" in " ".join(again.stderr.split())
     table = pl.read_parquet(run.evaluations / "held-out.parquet")
     assert table.equals(evaluate(tmp_path / "whole", episodes=episodes))
     assert [path.name for path in run.evaluations.iterdir()] == ["held-out.parquet"]
@@ -154,5 +154,5 @@ def test_rows_are_written_by_the_worker_itself(tmp_path):
         def run(self, env, tick):
             return [{"cost": 1.5, "arrived": None}]
 
-    assert KeptTask(Rows(), tmp_path / "00000-00000.json").run(None, None) == [{"cost": 1.5, "arrived": None}]
+    assert SavedTask(Rows(), tmp_path / "00000-00000.json").run(None, None) == [{"cost": 1.5, "arrived": None}]
     assert json.loads((tmp_path / "00000-00000.json").read_text()) == [{"cost": 1.5, "arrived": None}]

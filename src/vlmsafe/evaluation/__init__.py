@@ -1,1 +1,1 @@
-"""Evaluation episodes and traces under named protocols."""
+"""Evaluate policies under named protocols, and trace them step by step."""

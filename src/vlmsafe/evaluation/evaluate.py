@@ -1,4 +1,4 @@
-"""Running evaluation episodes: frozen policy, frozen normaliser, environment return and cost only."""
+"""Evaluate a policy: frozen policy, frozen normaliser, and the environment's own return and cost only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import polars as pl
 from vlmsafe.analysis.statistics import CATASTROPHE
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import EpisodeTask, Plan, Row
-from vlmsafe.evaluation.resume import Partial
+from vlmsafe.evaluation.resume import UnfinishedEvaluation
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table, write_table
@@ -35,7 +35,7 @@ SCHEMA: dict[str, Any] = {
     "fingerprint": pl.String,
 }
 _MEASURED = ("scenario", "traffic_seed", "arrived", "env_return", "cost", "length")
-"""What comes from the episodes themselves; the rest is said about them."""
+"""Columns that the episodes themselves give. The other columns follow from the plan."""
 
 
 def evaluate(
@@ -52,12 +52,12 @@ def evaluate(
 ) -> pl.DataFrame:
     """Evaluate a run's policy, write the table into the run directory and return it.
 
-    `epoch` chooses a checkpoint, by default the newest that is readable; `on_note` hears of damaged ones. A run that
-    holds only its untrained start is refused unless `allow_untrained` says that this is meant, and so is replacing a
-    table of more episodes of the same checkpoint unless `overwrite` does.
+    `epoch` chooses a checkpoint, by default the newest readable one. `on_note` is told about damaged checkpoints. A run
+    that holds only its untrained start is refused unless `allow_untrained` is set. A table with more episodes of the
+    same checkpoint is replaced only if `overwrite` is set.
 
-    Episodes that the table holds already, or that an interrupted evaluation finished, are not run again if policy,
-    protocol, environment and versions are the same; `overwrite` runs again those of the table.
+    Episodes that the table already holds, or that an interrupted evaluation finished, are not run again if policy,
+    protocol, environment and versions are the same. `overwrite` runs the episodes of the table again.
     """
     plan = Plan.of(
         run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
@@ -69,36 +69,36 @@ def evaluate(
     if all(_done(task, held) for task in plan.tasks):
         on_note(f"{path} holds these episodes already; pass --overwrite to run them again")
         table = _table(held, plan)
-        write_table(path, table)  # the run may have finished since
+        write_table(path, table)  # the column run_finished may have changed
         return table
-    with Partial(path, plan) as partial:
-        for other in partial.others():
+    with UnfinishedEvaluation(path, plan) as unfinished:
+        for other in unfinished.others():
             on_note(f"{other} holds episodes of another checkpoint, setting or version; they are left where they are")
-        table = _table(_completed(plan, partial, held, on_episode, on_note), plan)
+        table = _table(_completed(plan, unfinished, held, on_episode, on_note), plan)
         write_table(path, table)
-        partial.remove()  # after the table is there: at any moment, finished episodes are in one of the two
+        unfinished.remove()  # last: at any moment, the table or this folder holds the finished episodes
     return table
 
 
 def _completed(
     plan: Plan,
-    partial: Partial,
+    unfinished: UnfinishedEvaluation,
     held: Mapping[int, Row],
     on_episode: Callable[[int], None],
     on_note: Callable[[str], None],
 ) -> dict[int, Row]:
-    """The rows of all episodes, by number: those held, those that an earlier try finished, and the others now."""
+    """The rows of all episodes by number: from the table, from an earlier attempt, and the missing ones run now."""
     rows = {number: held[number] for task in plan.tasks if _done(task, held) for number in task.episodes}
     for task in plan.tasks:
-        if not _done(task, rows) and (kept := partial.rows(task)) is not None:
-            rows |= zip(task.episodes, kept, strict=True)
+        if not _done(task, rows) and (saved := unfinished.rows(task)) is not None:
+            rows |= zip(task.episodes, saved, strict=True)
     missing = [task for task in plan.tasks if not _done(task, rows)]
     before = len(rows)
     if before:
-        on_note(f"{before} of {plan.episodes} episodes are there already")
+        on_note(f"{before} of {plan.episodes} episodes are already done")
     on_episode(before)
     results = plan.execute(
-        [partial.keeping(task) for task in missing],
+        [unfinished.saving(task) for task in missing],
         plan.recipe(),
         lambda done: on_episode(before + done * (plan.episodes - before) // len(missing)),
     )
@@ -108,21 +108,22 @@ def _completed(
 
 
 def _done(task: EpisodeTask, rows: Mapping[int, Row]) -> bool:
-    """Whether all its episodes are there: where they share a simulator, some are of no use to the others."""
+    """Whether all episodes of a task are there. Episodes that share a simulator are run together or not at all."""
     return all(number in rows for number in task.episodes)
 
 
 def _held(path: Path, plan: Plan, on_note: Callable[[str], None]) -> dict[int, Row]:
-    """The table's episodes by number, as far as they can be used; an error where writing would lose some."""
+    """The table's episodes by number, if they can be used; an error if writing would lose some."""
     if not path.exists():
         return {}
-    table = read_table(path)
-    if len(table) > plan.episodes and table["checkpoint_epoch"][0] == plan.checkpoint.epoch:
+    epochs = read_table(path, ["checkpoint_epoch"])["checkpoint_epoch"]
+    if len(epochs) > plan.episodes and epochs[0] == plan.checkpoint.epoch:
         raise InputError(
-            f"{path} already holds {len(table)} episodes of this checkpoint, more than the {plan.episodes} asked "
+            f"{path} already holds {len(epochs)} episodes of this checkpoint, more than the {plan.episodes} asked "
             "for; pass --overwrite to replace them"
         )
-    # Tables of early versions have no fingerprint: what they were made with is not known well enough.
+    table = read_table(path)
+    # Tables of early versions have no fingerprint, so it is not known well enough what they were made with.
     if "fingerprint" not in table.columns or set(table["fingerprint"]) != {plan.fingerprint}:
         on_note(f"{path} was made with another checkpoint, setting or version; its episodes are run again")
         return {}
@@ -131,7 +132,7 @@ def _held(path: Path, plan: Plan, on_note: Callable[[str], None]) -> dict[int, R
 
 
 def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
-    """One row per episode, with the verdicts C > d and C > 4 d, strictly."""
+    """One row per episode. A violation is C > d and a catastrophe C > 4 d, strictly."""
     config = plan.run.config
     budget, training = config.budget, config.spec.training
     assert budget is not None
@@ -158,7 +159,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
 
 
 def summary(table: pl.DataFrame) -> dict[str, float | None]:
-    """The figures people compare: means over episodes, and rates, then the environment's own task metrics."""
+    """The figures that people compare: means and rates over episodes, then the environment's own task metrics."""
 
     def mean(column: str) -> float | None:
         value = table[column].cast(pl.Float64).mean()

@@ -1,4 +1,4 @@
-"""Who looks on while a policy drives: scorers by name, each with the gate that its margins go through."""
+"""The scorers of a trace, each with the gate that turns its margins into kappa."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from vlmsafe.training.score import FrameScoring, score_named
 
 
 @dataclass(frozen=True)
-class Judge:
-    """A scorer and what its similarities are to be read with."""
+class GatedScorer:
+    """A scorer, its gate and its prompts."""
 
     scorer: Scorer
     gate: AnyGate = field(default_factory=Gate)
-    """Makes kappa of its margins, or of its scores."""
+    """Turns margins, or scores, into kappa."""
     name: str = ""
     """As the user names it, such as clip:openai/clip-vit-base-patch32."""
     prompts: PromptSet | None = None
-    """What it compares with, where it reads and where that is known."""
+    """The texts it compares with; None if it reads none or they are not known."""
 
     def describe(self, prefix: str) -> dict[str, Any]:
-        """What a reader of its columns wants to know, as plain values; `prefix` is what their names begin with."""
+        """A description of its columns as plain values. `prefix` is the beginning of their names."""
         return {
             "scorer": self.name or type(self.scorer).__name__,
             "prefix": prefix,
@@ -58,7 +58,7 @@ class Judge:
 
 
 def gate_levels(gate: AnyGate) -> dict[str, float | None]:
-    """s and c of a gate that has them."""
+    """Scale s and centre c of a gate; None if it has none."""
     return {"scale": gate.scale, "centre": gate.centre} if isinstance(gate, Gate) else {"scale": None, "centre": None}
 
 
@@ -68,7 +68,7 @@ def _kind(gate: AnyGate) -> str:
     return "probability" if isinstance(gate, ProbabilityGate) else "off"
 
 
-def judges_of(
+def gated_scorers(
     plan: Plan,
     scorers: Sequence[str],
     prompts: str | None,
@@ -76,17 +76,18 @@ def judges_of(
     device: str = "auto",
     batch: int = 64,
     service: str = "",
-) -> dict[str, Judge]:
-    """Scorers by name; none is the run's own, or `embedded` where the run has no signal.
+) -> dict[str, GatedScorer]:
+    """Load scorers by name; without names the run's own, or `embedded` if the run has no signal.
 
-    Prompts are by default the run's own, or the environment's where it has none. The run's own scorer with its own
-    prompts comes as the checkpoint has it: with its gate, and with what it has learnt. Every other one, and one whose
-    run has no gate, has the prior-symmetric gate. A single judge is named '', several after the kind of their scorer.
+    Prompts are by default the run's own, or the environment's if the run has none. The run's own scorer with its own
+    prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has the
+    prior-symmetric gate, and so has the scorer of a run without a gate. A single scorer has the label '', several are
+    labelled by their kind.
     """
     signal = plan.run.config.signal
     own = None if signal.scorer == "none" else signal.scorer
     names = [parse_scorer(name).absolute for name in scorers or [own or DEFAULT_SCORER]]
-    judges: dict[str, Judge] = {}
+    loaded: dict[str, GatedScorer] = {}
     for name in names:
         chosen = _prompts(plan, name, prompts)
         scorer = make_scorer(
@@ -106,9 +107,9 @@ def judges_of(
             mark = "scorer."
             arrays = plan.checkpoint.arrays.items()
             scorer.load_state({key.removeprefix(mark): array for key, array in arrays if key.startswith(mark)})
-        label = "" if len(names) == 1 else _label(name, judges)
-        judges[label] = Judge(scorer, gate, str(name), chosen)
-    return judges
+        label = "" if len(names) == 1 else _label(name, loaded)
+        loaded[label] = GatedScorer(scorer, gate, str(name), chosen)
+    return loaded
 
 
 def _prompts(plan: Plan, name: ScorerName, prompts: str | None) -> PromptSet | None:
@@ -129,27 +130,27 @@ def _prompts(plan: Plan, name: ScorerName, prompts: str | None) -> PromptSet | N
 
 
 def _own_gate(plan: Plan) -> AnyGate:
-    """The run's gate as its checkpoint has it; the prior-symmetric one where it has none."""
+    """The run's gate from the checkpoint; the prior-symmetric one if the run has no gate."""
     kind = plan.run.config.signal.gate
     if kind == "calibrated":
         return Calibration.from_dict(plan.checkpoint.values["calibration"]).gate
     return Gate() if kind == "off" else GATES[kind]
 
 
-def _label(name: ScorerName, taken: Mapping[str, Judge]) -> str:
-    """The scorer's kind, numbered from the second on: clip, clip2."""
+def _label(name: ScorerName, taken: Mapping[str, GatedScorer]) -> str:
+    """The scorer's kind, with a number from the second of a kind on: clip, clip2."""
     kind, number = name.kind.name.replace("-", "_"), 1
     while (label := kind if number == 1 else f"{kind}{number}") in taken:
         number += 1
     return label
 
 
-class Bench(FrameScoring):
-    """Several judges at work; those who look at frames score each block one after another, side by side."""
+class TraceScoring(FrameScoring):
+    """Several scorers of one trace. Those that look at frames score each block of frames one after another."""
 
-    def __init__(self, judges: Mapping[str, Judge]) -> None:
+    def __init__(self, scorers: Mapping[str, GatedScorer]) -> None:
         super().__init__()
-        self._scorers = {name: judge.scorer for name, judge in judges.items()}
+        self._scorers = {name: one.scorer for name, one in scorers.items()}
         for scorer in self._scorers.values():
             check_scorer(scorer)
         self.looks: tuple[InputKind, ...] = tuple(dict.fromkeys(scorer.looks_at for scorer in self._scorers.values()))
@@ -159,7 +160,7 @@ class Bench(FrameScoring):
     def score(self, inputs: NDArray[np.generic]) -> Similarities:
         parts = []
         for name in self._of_frames:
-            newest = inputs[..., -3 * self._scorers[name].frames :]  # of the stack, as many frames as this one wants
+            newest = inputs[..., -3 * self._scorers[name].frames :]  # as many of the stack as this scorer wants
             parts.append(_score(self._scorers[name], name, newest))
         return np.concatenate(parts, axis=1)
 
@@ -169,7 +170,7 @@ class Bench(FrameScoring):
             scorer.close()
 
     def similarities(self, task: int, inputs: Mapping[InputKind, Inputs]) -> dict[str, Similarities]:
-        """What each made of a task's scored steps; frames have come by themselves."""
+        """Each scorer's similarities for the scored steps of a task. Frames were scored as they arrived."""
         found: dict[str, Similarities] = {}
         if self._of_frames:
             widths = [sum(self._scorers[name].groups) for name in self._of_frames]
@@ -186,7 +187,7 @@ def _score(scorer: Scorer, name: str, inputs: NDArray[np.generic]) -> Similariti
 
 
 def _score_and_forget(scorer: Scorer, name: str, inputs: Inputs) -> Similarities:
-    """A scorer that learns begins every task as it came, and leaves the trace as it came."""
+    """Score, then restore the scorer: one that learns starts every task in the same state."""
     if not len(inputs):
         return np.empty((0, sum(scorer.groups)), np.float32)
     before = {key: array.copy() for key, array in scorer.state().items()}

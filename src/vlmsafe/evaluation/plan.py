@@ -1,4 +1,4 @@
-"""What an evaluation will do: the policy, the scenarios, the actions, and how they are spread over processes."""
+"""The plan of an evaluation: its policy, its scenarios, its actions, and how processes share the work."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ R = TypeVar("R")
 Row = dict[str, Any]
 
 
-class Step(NamedTuple):
-    """One step of an episode, with the environment still in the state that it led to."""
+class EpisodeStep(NamedTuple):
+    """One step of an episode. The environment is still in the state after the step."""
 
     number: int
-    """From 1."""
+    """Counted from 1."""
     observation: Array
     reward: float
     cost: float
     info: dict[str, Any]
     last: bool
-    """Whether the episode ended with it."""
+    """Whether the episode ended with this step."""
 
 
 @dataclass(frozen=True)
@@ -55,28 +55,28 @@ class EpisodeTask:
     scenarios: Sequence[int]
     traffic_seeds: Sequence[int | None]
     isolate: bool = True
-    """Whether episodes are kept from influencing those after them."""
+    """Whether an episode is kept from influencing later ones."""
     metrics: tuple[str, ...] = ()
-    """What of the environment's progress is noted at the end of each."""
+    """Figures of the environment's progress that are recorded at the end of each episode."""
     first: int = 0
-    """Number of its first episode in the evaluation."""
-    dice: tuple[int, ...] | None = None
-    """With the episode's number, the address of the dice that draw its actions; None takes the policy's mean."""
+    """Number of the first episode in the evaluation."""
+    action_seed: tuple[int, ...] | None = None
+    """With the episode's number, seeds the draws of its actions; None takes the policy's mean instead."""
 
     @property
     def episodes(self) -> range:
-        """Numbers of its episodes in the evaluation."""
+        """Numbers of the episodes in the evaluation."""
         return range(self.first, self.first + len(self.scenarios))
 
-    def drive(self, env: Env, tick: Callable[[int], None]) -> Iterator[tuple[int, Step]]:
-        """Every step of every episode, with the episode's number in this task, from 0."""
+    def drive(self, env: Env, tick: Callable[[int], None]) -> Iterator[tuple[int, EpisodeStep]]:
+        """Every step of every episode, with the episode's number in this task, counted from 0."""
         assert isinstance(env.action_space, gymnasium.spaces.Box)
         to_env = ActionMap.to(env.action_space)
         env.isolate = self.isolate
         steps = 0
         for episode, (scenario, traffic_seed) in enumerate(zip(self.scenarios, self.traffic_seeds, strict=True)):
             details = {} if traffic_seed is None else {"traffic_seed": traffic_seed}
-            act = self._acting(self.first + episode)
+            act = self._action_of(self.first + episode)
             observation = begin_episode(env, scenario, details)
             finished, number = False, 0
             while not finished:
@@ -86,19 +86,19 @@ class EpisodeTask:
                     env, to_env(act(state)), scenario, number
                 )
                 finished = terminated or truncated
-                yield episode, Step(number, observation, reward, cost, info, finished)
+                yield episode, EpisodeStep(number, observation, reward, cost, info, finished)
                 steps += 1
                 tick(steps)
 
-    def _acting(self, episode: int) -> Callable[[Array], Array]:
-        """How actions are chosen in an episode; drawn ones depend on nothing that ran before it."""
-        if self.dice is None:
+    def _action_of(self, episode: int) -> Callable[[Array], Array]:
+        """The function that chooses actions in an episode. Draws do not depend on earlier episodes."""
+        if self.action_seed is None:
             return self.policy.mean
-        rng = np.random.default_rng((*self.dice, episode))
+        rng = np.random.default_rng((*self.action_seed, episode))
         return lambda state: self.policy.sample(state, rng)[0]
 
     def run(self, env: Env, tick: Callable[[int], None]) -> list[Row]:
-        """One row per episode, of what the environment alone says."""
+        """One row per episode, with the environment's own return and cost and no signal."""
         rows: list[Row] = [
             {"scenario": scenario, "traffic_seed": seed, "arrived": None, "env_return": 0.0, "cost": 0.0, "length": 0}
             for scenario, seed in zip(self.scenarios, self.traffic_seeds, strict=True)
@@ -117,14 +117,14 @@ class EpisodeTask:
 
 @dataclass(frozen=True)
 class Plan:
-    """The episodes of a protocol, ready to be run with a run's policy."""
+    """The episodes of a protocol, ready to run with the policy of a run."""
 
     run: Run
     protocol: Protocol
     spec: EnvSpec
     checkpoint: Checkpoint
     tasks: list[EpisodeTask]
-    """One per episode, or one with all of them where they share a simulator."""
+    """One per episode, or a single one with all episodes if they share a simulator."""
     processes: int
 
     @classmethod
@@ -139,7 +139,7 @@ class Plan:
         allow_untrained: bool,
         on_note: Callable[[str], None],
     ) -> Plan:
-        """Everything that can be refused before the first episode; the arguments are those of `evaluate`."""
+        """Check everything that can be refused before the first episode. The arguments are those of `evaluate`."""
         run = run if isinstance(run, Run) else Run.open(run)
         chosen, spec = protocol(protocol_name), run.config.spec
         count = chosen.episodes if episodes is None else episodes
@@ -163,9 +163,9 @@ class Plan:
         seeds: list[int | None] = [int(rng.integers(2**31)) if draws else None for _ in scenarios]
         shared = chosen.shared_simulator
         groups = [range(count)] if shared else [range(i, i + 1) for i in range(count)]
-        # With the run's seed in their address, runs of several seeds have dice of their own and count as independent,
-        # while arms that are compared seed by seed meet the same ones.
-        dice = (run.config.seed, zlib.crc32(chosen.name.encode())) if chosen.stochastic else None
+        # The run's seed is part of it: runs of different seeds draw independently, while arms that are compared seed
+        # by seed share their draws.
+        action_seed = (run.config.seed, zlib.crc32(chosen.name.encode())) if chosen.stochastic else None
         tasks = [
             EpisodeTask(
                 policy,
@@ -175,7 +175,7 @@ class Plan:
                 isolate=not shared,
                 metrics=spec.metrics,
                 first=group[0],
-                dice=dice,
+                action_seed=action_seed,
             )
             for group in groups
         ]
@@ -187,9 +187,9 @@ class Plan:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Everything that its episodes depend on besides their number, as plain values."""
-        told = {"summary", "episodes", "environments"}  # what no episode depends on
-        settings = {name: value for name, value in dataclasses.asdict(self.protocol).items() if name not in told}
+        """Everything that the episodes depend on, except their number, as plain values."""
+        unused = {"summary", "episodes", "environments"}  # no episode depends on these
+        settings = {name: value for name, value in dataclasses.asdict(self.protocol).items() if name not in unused}
         return {
             "protocol": settings,
             "env": {
@@ -206,11 +206,11 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """The identity in 16 letters: episodes may be put together where it is the same."""
+        """The identity in 16 letters. Episodes belong together only if it is the same."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def recipe(self, *, frames: bool = False) -> EnvRecipe:
-        """How its workers make the environment."""
+        """How the workers make the environment."""
         spec = dataclasses.replace(self.spec, frames=frames)
         return EnvRecipe(spec, self.protocol.scenarios(spec), randomise=self.protocol.randomise)
 
@@ -222,9 +222,9 @@ class Plan:
         stream: Stream | None = None,
         reader: Reader | None = None,
     ) -> list[R]:
-        """The results of some of its tasks, or of others that stand for them; `on_result` hears how many are done."""
-        # A process per episode for every environment: one that carries state over would make episodes depend on how
-        # they happened to be spread.
+        """Run some of the tasks, or tasks that wrap them, in order. `on_result` is told how many are done."""
+        # A fresh process per episode: an environment that carries state over would otherwise make results depend on
+        # which process ran which episodes.
         with WorkerPool[R](recipe, self.processes, fresh=True, stream=stream) as pool:
             results = pool.run(tasks, on_result=on_result, reader=reader)
         assert results is not None
@@ -246,7 +246,7 @@ def policy_shape(checkpoint: Checkpoint) -> Shape:
 
 
 def _policy_digest(checkpoint: Checkpoint) -> str:
-    """Of what acts: networks and normaliser."""
+    """A digest of everything that chooses actions: networks and normaliser."""
     digest = hashlib.sha256(json.dumps(checkpoint.values["shape"], sort_keys=True).encode())
     for name in sorted(checkpoint.arrays):
         if name == "networks" or name.startswith("normaliser."):

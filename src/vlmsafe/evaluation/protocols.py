@@ -1,4 +1,4 @@
-"""Which scenarios an evaluation uses, and under which conditions."""
+"""Protocols: which scenarios an evaluation uses, and under which conditions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Protocol:
     stochastic: bool = False
     """Whether actions are drawn from the policy, as in training, instead of being its mean."""
     randomise: bool = False
-    """Whether traffic is drawn anew each episode, instead of being fixed by the scenario."""
+    """Whether traffic is drawn anew in each episode instead of being fixed by the scenario."""
     shared_simulator: bool = False
-    """Whether all episodes run one after another in one simulator, each depending on those before."""
+    """Whether all episodes run one after another in one simulator, so that each depends on earlier ones."""
     environments: tuple[str, ...] = ()
-    """Prefixes of the environments it is defined for; empty means all."""
+    """Prefixes of the environments that it is defined for; empty means all."""
 
     def defined_for(self, env: str) -> bool:
         return not self.environments or env.startswith(self.environments)
@@ -44,7 +44,7 @@ class Protocol:
         return self.pool or spec.held_out
 
     def scenario(self, episode: int, spec: EnvSpec) -> int:
-        """Scenario of the `episode`-th episode, from 0."""
+        """The scenario of an episode, counted from 0."""
         pool = self.scenarios(spec)
         offset = 0 if self.first_index is None else self.first_index - pool.start
         return pool.start + (offset + episode) % pool.size

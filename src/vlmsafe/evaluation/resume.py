@@ -1,13 +1,13 @@
-"""An evaluation under way, on disk: an interrupted one keeps its finished episodes.
+"""The finished episodes of an unfinished evaluation, kept on disk so that an interruption loses none of them.
 
     evaluations/held-out.partial-<fingerprint>/
-        plan.json           what the episodes were run with, for people
-        00007-00007.json    the rows of a finished task, by the numbers of its first and last episode
+        plan.json           what the episodes were run with, for human readers
+        00007-00007.json    the rows of a finished task, named after its first and last episode
         lock                held by the process at work
 
-Workers write what they finish themselves, whole or not at all, so that nothing is lost however the evaluation ends. The
-fingerprint in the name keeps apart what must not be mixed: another checkpoint, protocol, environment or version has a
-folder of its own. The folder goes when the table is written.
+Each worker writes its own finished tasks, whole or not at all, so nothing is lost if the evaluation is killed. The
+fingerprint in the name keeps different checkpoints, protocols, environments and versions apart. The folder is removed
+when the table is written.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MARK = ".partial-"
 
 
 @dataclass(frozen=True)
-class KeptTask:
-    """An evaluation's task that writes its rows to a file when it is done."""
+class SavedTask:
+    """A task that writes its rows to a file when it is done."""
 
     task: EpisodeTask
     path: Path
@@ -41,16 +41,16 @@ class KeptTask:
         return rows
 
 
-class Partial:
-    """The finished episodes of one evaluation. Use it as a context: only one process at a time may."""
+class UnfinishedEvaluation:
+    """The finished episodes of one evaluation. It is a context that only one process at a time can enter."""
 
     def __init__(self, table: Path, plan: Plan) -> None:
         self._plan = plan
-        # In full: a worker's working directory is not ours.
+        # Absolute, because a worker may have another working directory.
         self.path = table.resolve().with_suffix(f"{_MARK}{plan.fingerprint}")
         self._lock = DirectoryLock(self.path)
 
-    def __enter__(self) -> Partial:
+    def __enter__(self) -> UnfinishedEvaluation:
         make_directory(self.path)
         self._lock.__enter__()
         write_atomically(self.path / "plan.json", json.dumps(self._plan.identity, indent=2).encode())
@@ -59,28 +59,30 @@ class Partial:
     def __exit__(self, *exc: object) -> None:
         self._lock.__exit__(*exc)
 
-    def keeping(self, task: EpisodeTask) -> KeptTask:
-        """The task, to be kept when it is done."""
-        return KeptTask(task, self._file(task))
+    def saving(self, task: EpisodeTask) -> SavedTask:
+        """The task, wrapped so that its rows are saved when it is done."""
+        return SavedTask(task, self._file(task))
 
     def rows(self, task: EpisodeTask) -> list[Row] | None:
-        """What a task has found, None where it is not done."""
+        """The rows of a finished task; None if it is not finished."""
         path = self._file(task)
         if not path.exists():
             return None
         try:
             rows: list[Row] = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
-            raise RunError(f"{path} is damaged ({error}); remove it, and its episodes are run again") from None
+            raise RunError(
+                f"{path} is damaged: expected JSON, got: {error}; remove it, and its episodes are run again"
+            ) from None
         return rows
 
     def others(self) -> list[Path]:
-        """Folders of the same table that were begun with something else."""
+        """Folders of the same table that were begun with another checkpoint, setting or version."""
         name = self.path.name.rpartition(_MARK)[0]
         return sorted(path for path in self.path.parent.glob(f"{name}{_MARK}*") if path != self.path)
 
     def remove(self) -> None:
-        """All of it, once the table is written."""
+        """Remove the folder, once the table is written."""
         with disk_errors(self.path):
             shutil.rmtree(self.path)
 

@@ -75,9 +75,7 @@ def test_traces_recorded_with_different_prompts_have_no_recorded_scores_in_commo
     about_path(paths[1]).write_text(about_path(paths[1]).read_text().replace(PROMPTS[0][1], "another"))
     trial = compare(open_traces(paths), sets, [MINE], resamples=20)
     assert trial.bench.margins["candidate"].to_list() == sets
-    with pytest.raises(
-        InputError, match="not recorded with prompts, or the traces with different ones; pass --prompts"
-    ):
+    with pytest.raises(InputError, match="recorded without prompts or with different ones; pass --prompts"):
         compare(open_traces(paths), (), [MINE])
 
 

@@ -1,1 +1,1 @@
-"""Evaluation episodes step by step: recording, files, and scoring recorded frames again."""
+"""Traces: record evaluation episodes step by step, summarise them, and score recorded frames again."""

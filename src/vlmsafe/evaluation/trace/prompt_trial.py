@@ -1,4 +1,4 @@
-"""Prompt sets and scorers tried on recorded frames: from traces on disk to `vlmsafe.analysis.prompt_bench`."""
+"""Compare prompt sets and scorers on the frames of recorded traces, with `vlmsafe.analysis.prompt_bench`."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer
 
 RECORDED = "as recorded"
-"""What the trace's own scores are called among the candidates."""
+"""The name of the trace's own scores among the candidates."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A comparison, what it was made on, and what a reader should know."""
+    """A comparison, its data, and notes for the reader."""
 
     title: str
     bench: Bench
     notes: Sequence[str]
 
     def counts(self) -> dict[str, Any]:
-        """What it was made on, as plain values."""
+        """The size of its data, as plain values."""
         names = ("episodes", "frames", "contacts", "onsets")
         return {"traces": self.title, **{name: getattr(self.bench, name) for name in names}}
 
 
 def open_traces(places: Sequence[Path], protocol: str | None = None) -> list[RecordedTrace]:
-    """Traces by file or run, each once."""
+    """Open traces by file or run. None may be given twice."""
     traces = [open_trace(place, protocol if place.suffix != ".parquet" else None) for place in places]
     paths = [trace.path.resolve() for trace in traces]
     twice = next((path for path in paths if paths.count(path) > 1), None)
@@ -69,10 +69,11 @@ def compare(
     seed: int = 0,
     on_frames: Callable[[int, int], None] = lambda done, total: None,
 ) -> Trial:
-    """Every scorer with every prompt set on the frames of all traces, beside what was recorded then if that is another.
+    """Compare every scorer with every prompt set on the frames of all traces.
 
-    Prompts are names or files, scorers names; where one of the two is left out it is that of the recording. `together`
-    embeds each frame once for all prompt sets where the scorer allows it.
+    The recorded scores are one more candidate, unless a candidate has the same scorer and prompts. Prompts are names or
+    files, scorers are names. If one of the two is left out, it is taken from the recording. `together` embeds each
+    frame once for all prompt sets if the scorer allows it.
     """
     pictures = [trace.pictures() for trace in traces]
     own = _shared(traces)
@@ -80,7 +81,7 @@ def compare(
     sets = _sets(prompts, own)
     envs = {trace.about.get("env") for trace in traces}
     env = envs.pop() if len(envs) == 1 else None
-    said: list[str] = []  # by scorers, once per prompt set
+    scorer_notes: list[str] = []  # each may come once per prompt set
     rounding: list[str] = []
     candidates: dict[str, Candidate] = {}
     frames = sum(map(len, pictures))
@@ -95,7 +96,7 @@ def compare(
     for name in names:
         found = rescore_sets(
             pictures, name, sets, together=together, device=device, batch=batch, env=env, on_frames=count,
-            on_note=said.append,
+            on_note=scorer_notes.append,
         )  # fmt: skip
         for label, one in found.items():
             title = label if len(names) == 1 else str(name) if len(sets) == 1 else f"{name}, {label}"
@@ -114,15 +115,15 @@ def compare(
         ]
     )  # fmt: skip
     result = bench(steps, list(candidates.values()), resamples=resamples, seed=seed)
-    notes = [*dict.fromkeys(said), *rounding, *_warnings(traces, result, len(sets))]
+    notes = [*dict.fromkeys(scorer_notes), *rounding, *_warnings(traces, result, len(sets))]
     title = "; ".join(trace.title for trace in traces) if len(traces) < 4 else f"{len(traces)} traces"
     return Trial(title, result, notes)
 
 
 def _shared(traces: Sequence[RecordedTrace]) -> TraceScorer | None:
-    """The scorer that all traces were recorded with, with the same prompts; None where there is none that reads.
+    """The scorer with which all traces were recorded, with the same prompts; None if none of them reads prompts.
 
-    Its gate may be another in each: kappa is not compared.
+    Its gate may differ between traces, because kappa is not compared.
     """
 
     def known(trace: RecordedTrace) -> dict[Any, TraceScorer]:
@@ -147,7 +148,7 @@ def _scorers(wanted: Sequence[str], own: TraceScorer | None) -> list[ScorerName]
 
 
 def _sets(wanted: Sequence[str], own: TraceScorer | None) -> dict[str, PromptSet]:
-    """Prompt sets by a short name each: a file's stem, or its whole name where two stems are the same."""
+    """Prompt sets by a short name: a file's stem, or its whole name if two stems are equal."""
     if wanted:
         given = list(dict.fromkeys(wanted))
         stems = [Path(name).stem if name.endswith((".yaml", ".yml")) else name for name in given]
@@ -156,7 +157,7 @@ def _sets(wanted: Sequence[str], own: TraceScorer | None) -> dict[str, PromptSet
             for stem, name in zip(stems, given, strict=True)
         }
     if own is None or own.prompt_set is None:
-        raise InputError("the trace was not recorded with prompts, or the traces with different ones; pass --prompts")
+        raise InputError("the traces were recorded without prompts or with different ones; pass --prompts")
     return {"its own prompts": own.prompt_set}
 
 
@@ -168,7 +169,7 @@ def _candidate(title: str, one: Rescored) -> Candidate:
 
 
 def _recorded(traces: Sequence[RecordedTrace], own: TraceScorer) -> Candidate:
-    """The scores in the table, as the scorer gave them on the frames as they were rendered."""
+    """The scores in the table. The scorer gave them on the frames as they were rendered."""
     positive, negative, margin = (_column(traces, own.prefix + name) for name in ("positive", "negative", "margin"))
     return Candidate(RECORDED, positive, negative, margin)
 
@@ -178,11 +179,11 @@ def _column(traces: Sequence[RecordedTrace], name: str) -> np.ndarray[Any, np.dt
 
 
 def _rounding(title: str, one: Rescored, traces: Sequence[RecordedTrace], own: TraceScorer) -> list[str]:
-    """What the pictures' rounded colours changed, where the same was scored then."""
+    """How much the rounded colours of the pictures changed the similarities of the same scorer and prompts."""
     then = np.stack([_column(traces, f"{own.prefix}similarity_{i}") for i in range(len(own.prompts))], axis=1)
     off = np.abs(one.similarities - then)
     return [
-        f"'{title}' is what the trace was recorded with; on its pictures, whose colours are rounded, similarities "
+        f"'{title}' is what the trace was recorded with; the colours of its pictures are rounded, so similarities "
         f"differ from those recorded by {np.median(off):.1e} (median) and {off.max():.1e} (at most)"
     ]
 
@@ -191,12 +192,12 @@ def _warnings(traces: Sequence[RecordedTrace], result: Bench, sets: int) -> list
     notes = []
     if result.onsets < 10:
         begin = "contact begins" if result.onsets == 1 else "contacts begin"
-        notes.append(f"only {result.onsets} {begin} in these episodes; record more for intervals that say something")
+        notes.append(f"only {result.onsets} {begin} in these episodes; record more episodes for narrower intervals")
     elif result.contacts < 10:
         notes.append(f"only {result.contacts} of the frames are of steps in contact; vlmsafe trace --every 1 keeps all")
     if sets > 1 and any(trace.about.get("protocol") == DEFAULT_PROTOCOL for trace in traces):
         notes.append(
-            "these are scenarios of the protocol 'held-out'; for a run with prompts that were chosen here they are no "
-            "longer unseen"
+            "these are scenarios of the protocol 'held-out'; they are no longer unseen for a run with prompts that "
+            "were chosen here"
         )
     return notes

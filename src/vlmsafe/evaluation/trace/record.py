@@ -1,9 +1,9 @@
-"""Evaluation episodes step by step: what happened, and what scorers made of it.
+"""Trace a policy: its evaluation episodes step by step, with the scores of one or several scorers.
 
-The policy, the scenarios and the actions are those of `evaluate`, so a trace's costs add up to that evaluation's. A
-scorer looks after every k-th step. Frames go through shared memory to the scoring thread block by block, as in
-training, and are kept, as small pictures, only on request. Similarities are recorded beside the scores, so that any
-other rule or gate can be computed later.
+The policy, the scenarios and the actions are those of `evaluate`, so the costs of a trace add up to those of the
+evaluation. Scorers score the state after every k-th step. Frames go through shared memory to the scoring thread block
+by block, as in training. They are kept, as small pictures, only on request. The table also has the similarities, so
+that any other rule or gate can be computed later.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.envs.vector.frames import Frames, Sender, Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.gated_scorers import (
-    Bench,
-    Judge,
-    gate_levels,
-    judges_of,
-)
+from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gate_levels, gated_scorers
 from vlmsafe.evaluation.plan import EpisodeTask, Plan
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.run import Run
@@ -61,18 +56,18 @@ SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Recording:
-    """What one worker brings back."""
+    """What a worker returns for one task."""
 
     steps: pl.DataFrame
     """One row per step."""
     inputs: dict[InputKind, Inputs]
-    """What scorers look at, one entry per scored step; frames travel by themselves."""
+    """What scorers look at, one entry per scored step. Frames go through shared memory instead."""
     pictures: list[bytes] = field(default_factory=list)
-    """The frames of scored steps, where they are kept."""
+    """The frames of scored steps, if they are kept."""
 
 
 class _Album(Sender):
-    """Keeps a picture of the newest frame of every moment that passes through."""
+    """Passes frames on and keeps a picture of the newest frame of every stack."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
@@ -87,23 +82,23 @@ class _Album(Sender):
 
 
 def _picture(frame: Frames) -> bytes:
-    from vlmsafe.io.images import encode  # here: most workers keep nothing
+    from vlmsafe.io.images import encode  # here, because most workers keep no pictures
 
     return encode(frame)
 
 
 @dataclass(frozen=True)
 class TraceTask:
-    """The episodes of an evaluation's task, recorded."""
+    """Records the episodes of an evaluation's task."""
 
     episodes: EpisodeTask
     looks: tuple[InputKind, ...]
     every: int
     facts: bool
     frames: int = 1
-    """Of a moment."""
+    """Frames per stack."""
     keep: bool = False
-    """Whether scored steps are kept as pictures."""
+    """Whether pictures of scored steps are kept."""
 
     def run(self, env: Env, tick: Callable[[int], None], sender: Sender | None = None) -> Recording:
         album = _Album(sender) if self.keep and sender is not None else None
@@ -122,7 +117,7 @@ class TraceTask:
             for watcher in watchers.values():
                 watcher.after(step.number, step.observation)
             scored = bool(watchers) and due(step.number, self.every)
-            if self.keep and album is None and scored:  # nobody else has asked for the frame
+            if self.keep and album is None and scored:  # no scorer has rendered the frame
                 pictures.append(_picture(env.frame()))
             rows.append(
                 {
@@ -152,7 +147,7 @@ def _hazard(env: Env) -> float | None:
 
 def trace(
     run: Run | Path | str,
-    scorers: Mapping[str, Scorer | Judge] | Scorer | Sequence[str] = (),
+    scorers: Mapping[str, Scorer | GatedScorer] | Scorer | Sequence[str] = (),
     protocol_name: str = "held-out",
     *,
     episodes: int | None = None,
@@ -171,21 +166,23 @@ def trace(
     on_episode: Callable[[int], None] = lambda done: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> pl.DataFrame:
-    """One row per step of a run's evaluation episodes, with what scorers make of the state after every k-th step.
+    """One row per step of a run's evaluation episodes, with scores of the state after every k-th step.
 
-    `scorers` are names, loaded with `prompts` on `device` as `judges_of` says, by default the run's own; or scorers.
-    `service` is the address of a scoring service that has the models, if not this process.
-    One gives the columns `similarity_0`, ..., `positive`, `negative`, `margin`, `kappa`, and `gate_scale` and
-    `gate_centre`; several give them with their name and an underscore in front. Scores are null at steps that were not
-    scored. kappa is that of a judge's gate; a scorer that is given without one has the prior-symmetric one.
+    `scorers` are names or loaded scorers, by default the run's own. Names are loaded with `prompts` on `device`, see
+    `gated_scorers`. `service` is the address of a scoring service that has the models; empty loads them here. One
+    scorer gives the columns `similarity_0`, ..., `positive`, `negative`, `margin`, `kappa`, `gate_scale` and
+    `gate_centre`. Several scorers give the same columns, with their label and an underscore in front. Scores are null
+    at steps that were not scored. kappa comes from the scorer's gate; a scorer that is passed without a gate has the
+    prior-symmetric one.
 
-    The environment's progress is there under its own names, `hazard` is null where it has none, and `facts` adds its
+    The environment's progress has its own names. `hazard` is null if the environment defines none, and `facts` adds its
     privileged measures as `fact_<name>`. `batch` frames are scored together. `indicators` draws the simulator's cost
-    indicators into frames, or leaves them out, whatever the run did: what they give away is the difference of the two.
+    indicators into frames or leaves them out, regardless of what the run did; comparing the two shows how much the
+    indicators give away.
 
-    `write` puts the table into the run, in place of an earlier one, as `traces/<protocol>.parquet`, or under a name of
-    its own where `indicators` departs from the run; `frames` adds pictures of the scored steps. The other arguments are
-    those of `evaluate`.
+    `write` writes the table into the run as `traces/<protocol>.parquet` and replaces an earlier one. The name differs
+    if `indicators` differs from the run. `frames` adds pictures of the scored steps. The other arguments are those of
+    `evaluate`.
     """
     for name, value in (("every", every), ("batch", batch)):
         if value < 1:
@@ -201,70 +198,73 @@ def trace(
     path = plan.run.trace_path(plan.protocol.name, epoch, indicators)
     if write:
         require_writable(path)
-    judges = _judges(plan, scorers, prompts, device, batch, service)
-    for judge in judges.values():
-        for note in judge.scorer.notes(plan.run.config.env):
+    gated = _gated(plan, scorers, prompts, device, batch, service)
+    for one in gated.values():
+        for note in one.scorer.notes(plan.run.config.env):
             on_note(note)
-    recordings, table = _record(plan, judges, every, batch, facts, frames, on_episode)
+    recordings, table = _record(plan, gated, every, batch, facts, frames, on_episode)
     if write:
         album = pl.concat(_pictures(recording) for recording in recordings) if frames else None
-        write_trace(path, table, _about(plan, judges, every), album)
+        write_trace(path, table, _about(plan, gated, every), album)
     return table
 
 
 def _pictures(recording: Recording) -> pl.DataFrame:
-    """Each picture with the step that it is of."""
+    """Each picture with its episode and step."""
     scored = recording.steps.filter("scored")
     return scored.select("episode", "step", picture=pl.Series(values=recording.pictures, dtype=pl.Binary))
 
 
-def _judges(
+def _gated(
     plan: Plan,
-    scorers: Mapping[str, Scorer | Judge] | Scorer | Sequence[str],
+    scorers: Mapping[str, Scorer | GatedScorer] | Scorer | Sequence[str],
     prompts: str | None,
     device: str,
     batch: int,
     service: str,
-) -> dict[str, Judge]:
+) -> dict[str, GatedScorer]:
     if isinstance(scorers, Scorer):
-        return {"": Judge(scorers)}
+        return {"": GatedScorer(scorers)}
     if isinstance(scorers, Mapping):
-        return {name: one if isinstance(one, Judge) else Judge(one) for name, one in scorers.items()}
-    return judges_of(plan, scorers, prompts, device=device, batch=batch, service=service)
+        return {name: one if isinstance(one, GatedScorer) else GatedScorer(one) for name, one in scorers.items()}
+    return gated_scorers(plan, scorers, prompts, device=device, batch=batch, service=service)
 
 
 def _record(
     plan: Plan,
-    judges: Mapping[str, Judge],
+    scorers: Mapping[str, GatedScorer],
     every: int,
     batch: int,
     facts: bool,
     keep: bool,
     on_episode: Callable[[int], None],
 ) -> tuple[list[Recording], pl.DataFrame]:
-    """Every task recorded, and the table of all of them."""
-    with Bench(judges) as bench:
-        looks_at_frames = "frame" in bench.looks
+    """Record every task. Returns the recordings and their common table."""
+    with TraceScoring(scorers) as scoring:
+        looks_at_frames = "frame" in scoring.looks
         recipe = plan.recipe(frames=looks_at_frames or keep)
-        stream = Stream(stack_shape(_frame_shape(recipe, plan), bench.frames), block=batch) if looks_at_frames else None
-        tasks = [TraceTask(task, bench.looks, every, facts, bench.frames, keep) for task in plan.tasks]
-        reader = bench if looks_at_frames else None
+        stream = None
+        if looks_at_frames:
+            stream = Stream(stack_shape(_frame_shape(recipe, plan), scoring.frames), block=batch)
+        tasks = [TraceTask(task, scoring.looks, every, facts, scoring.frames, keep) for task in plan.tasks]
+        reader = scoring if looks_at_frames else None
         share = plan.episodes // len(tasks)
         recordings = plan.execute(tasks, recipe, lambda done: on_episode(done * share), stream, reader)
         tables = [
-            _table(recording, bench.similarities(i, recording.inputs), judges) for i, recording in enumerate(recordings)
+            _table(recording, scoring.similarities(i, recording.inputs), scorers)
+            for i, recording in enumerate(recordings)
         ]
     joined = pl.concat(tables, how="diagonal").with_columns(
         protocol=pl.lit(plan.protocol.name, pl.String),
         deterministic=pl.lit(not plan.protocol.stochastic, pl.Boolean),
         checkpoint_epoch=pl.lit(plan.checkpoint.epoch, pl.Int64),
     )
-    # What every trace has first, then what this one has besides, in the order in which it came.
+    # First the columns that every trace has, then the others in their order.
     return recordings, joined.select(*SCHEMA, *(name for name in joined.columns if name not in SCHEMA))
 
 
 def _frame_shape(recipe: EnvRecipe, plan: Plan) -> tuple[int, ...]:
-    """Found by making the environment once in a worker."""
+    """The shape of a frame, found by making the environment once in a worker."""
     with WorkerPool[Dimensions](recipe, size=1) as pool:
         answers = pool.run([DescribeTask("frame", plan.tasks[0].scenarios[0])])
     assert answers is not None
@@ -272,32 +272,32 @@ def _frame_shape(recipe: EnvRecipe, plan: Plan) -> tuple[int, ...]:
     return answers[0].frame
 
 
-def _table(recording: Recording, found: Mapping[str, Similarities], judges: Mapping[str, Judge]) -> pl.DataFrame:
-    """A task's steps, with scores where there are any."""
+def _table(recording: Recording, found: Mapping[str, Similarities], scorers: Mapping[str, GatedScorer]) -> pl.DataFrame:
+    """A task's steps with their scores."""
     scored = recording.steps["scored"].to_numpy()
     columns: list[pl.Series | pl.Expr] = []
-    for name, judge in judges.items():
+    for name, one in scorers.items():
         prefix, similarities = _prefix(name), found[name]
-        scores = apply_rule("decoupled", similarities, judge.scorer.groups, judge.scorer.bounds)
+        scores = apply_rule("decoupled", similarities, one.scorer.groups, one.scorer.bounds)
         values: dict[str, NDArray[Any]] = {f"similarity_{i}": column for i, column in enumerate(similarities.T)}
         values |= {"positive": scores.positive, "negative": scores.negative, "margin": scores.margin}
-        values |= {"kappa": judge.gate(scores)}
+        values |= {"kappa": one.gate(scores)}
         for column, present in values.items():
             spread = np.full(len(scored), np.nan, present.dtype)
             spread[scored] = present
             columns.append(pl.Series(prefix + column, spread, nan_to_null=True))
-        for level, value in gate_levels(judge.gate).items():
+        for level, value in gate_levels(one.gate).items():
             columns.append(pl.lit(value, pl.Float64).alias(f"{prefix}gate_{level}"))
     return recording.steps.with_columns(columns)
 
 
 def _prefix(name: str) -> str:
-    """What the names of a judge's columns begin with."""
+    """The beginning of the names of a scorer's columns."""
     return f"{name}_" if name else ""
 
 
-def _about(plan: Plan, judges: Mapping[str, Judge], every: int) -> dict[str, Any]:
-    """What cannot be told from the table: who looked, with which words."""
+def _about(plan: Plan, scorers: Mapping[str, GatedScorer], every: int) -> dict[str, Any]:
+    """What the table does not say: the run, the scorers, their prompts and gates."""
     config = plan.run.config
     return {
         "env": config.env,
@@ -310,5 +310,5 @@ def _about(plan: Plan, judges: Mapping[str, Judge], every: int) -> dict[str, Any
         "indicators": bool(plan.spec.indicators),
         "every": every,
         "fingerprint": plan.fingerprint,
-        "scorers": [judge.describe(_prefix(name)) for name, judge in judges.items()],
+        "scorers": [one.describe(_prefix(name)) for name, one in scorers.items()],
     }

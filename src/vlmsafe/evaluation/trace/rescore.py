@@ -1,6 +1,6 @@
 """Score the frames of recorded traces anew.
 
-A trace keeps pictures of its scored steps only. A scorer that wants several frames of a moment gets the earlier ones
+A trace keeps pictures of its scored steps only. A scorer that wants a stack of frames gets the earlier ones
 from among these pictures. If a frame that it wants was not kept, the trace is refused.
 """
 
@@ -20,9 +20,9 @@ from vlmsafe.signals.scorers.registry import ScorerName, make_scorer
 from vlmsafe.training.score import score_named
 
 
-def moments(pictures: pl.DataFrame, frames: int) -> Iterator[Frame]:
-    """For every picture the moment that a scorer of so many frames saw then, see `vlmsafe.signals.frame_stack`."""
-    from vlmsafe.io.images import decode  # here: nobody else needs an image library
+def stacks(pictures: pl.DataFrame, frames: int) -> Iterator[Frame]:
+    """The frame stack of each picture, for a scorer of so many frames, see `vlmsafe.signals.frame_stack`."""
+    from vlmsafe.io.images import decode  # here, because nothing else needs an image library
 
     held: dict[int, Frame] = {}
     of: int | None = None
@@ -49,15 +49,18 @@ def rescore(
     batch: int = 64,
     on_frames: Callable[[int], None] = lambda more: None,
 ) -> Similarities:
-    """What a scorer makes of recorded frames, [pictures, prompts]; `on_frames` hears how many more are done."""
+    """A scorer's similarities for recorded frames, [pictures, prompts]. `on_frames` is told how many more are done."""
     check_scorer(scorer)
     if scorer.looks_at != "frame":
-        raise InputError(f"the scorer '{name}' looks at no frame ({scorer.looks_at}); a trace records what it makes")
+        raise InputError(
+            f"the scorer '{name}' looks at no frame ({scorer.looks_at}), so it cannot score recorded frames; record a "
+            "new trace with it"
+        )
     parts: list[Similarities] = [np.empty((0, sum(scorer.groups)), np.float32)]
     block: list[Frame] = []
     done = 0
-    for moment in moments(pictures, scorer.frames):
-        block.append(moment)
+    for stack in stacks(pictures, scorer.frames):
+        block.append(stack)
         if len(block) == batch or done + len(block) == len(pictures):
             parts.append(score_named(scorer, name, np.stack(block)))
             done += len(block)
@@ -68,13 +71,13 @@ def rescore(
 
 @dataclass(frozen=True, eq=False)
 class Rescored:
-    """Recorded frames under one prompt set."""
+    """The scores of recorded frames under one prompt set."""
 
     similarities: Similarities
     groups: tuple[int, int]
     bounds: tuple[float, float]
     labels: tuple[tuple[str, str], ...]
-    """Of each column its group and its text."""
+    """The group and the text of each column."""
 
 
 def takes_sets_together(name: ScorerName) -> bool:
@@ -94,10 +97,10 @@ def rescore_sets(
     on_frames: Callable[[int], None] = lambda more: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Rescored]:
-    """The frames of several traces, one after another, under every prompt set.
+    """Score the frames of several traces, one after another, under every prompt set.
 
-    A cosine scorer's similarity to a prompt does not depend on the other prompts. So all sets are put together, each
-    prompt once, and every frame is embedded once; `together=False` scores set by set, as other scorers have to.
+    A cosine scorer's similarity to a prompt does not depend on the other prompts. So all sets are joined, each prompt
+    once, and every frame is embedded once. `together=False` scores set by set, as other scorers have to.
     """
     if together and takes_sets_together(name):
         places = _places(sets.values())
@@ -143,12 +146,12 @@ def _labels(prompts: PromptSet) -> tuple[tuple[str, str], ...]:
 
 
 def _key(text: str) -> str:
-    """Prompts that differ in case or spacing alone are one, as within a prompt set."""
+    """Prompts that differ only in case or spacing count as one, as within a prompt set."""
     return " ".join(text.split()).casefold()
 
 
 def _places(sets: Iterable[PromptSet]) -> dict[str, tuple[str, int]]:
-    """Every prompt of all sets once, by its key: its text and its column."""
+    """The text and the column of every prompt of all sets, each once, by its key."""
     places: dict[str, tuple[str, int]] = {}
     for one in sets:
         for text in one.texts:

@@ -10,10 +10,10 @@ from vlmsafe.analysis.auc import auc
 
 
 def trace_summary(table: pl.DataFrame) -> list[dict[str, Any]]:
-    """What a trace shows at a glance, one entry per scorer, or one without scores where there is none.
+    """The figures of a trace, one entry per scorer; a single entry without scores if there is no scorer.
 
-    `contacts` are steps with cost, `onsets` those of them that follow a step without. `auc_c_vlm` and `auc_kappa` say
-    how well the score tells scored steps with cost from the others; they are None where there is nothing to tell apart.
+    `contacts` are steps with cost, `onsets` are contacts that follow a step without cost. `auc_c_vlm` and `auc_kappa`
+    say how well the score separates scored steps with cost from the others; they are None if one kind is missing.
     """
     contact = pl.col("cost") > 0.0
     before = contact.shift(1, fill_value=False).over("episode")
