@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -31,8 +32,11 @@ def surroundings() -> dict[str, Any]:
 
 def package_versions() -> dict[str, str]:
     """Installed versions of the packages that results depend on."""
-    installed = {distribution.name.lower() for distribution in metadata.distributions()}
-    return {package: metadata.version(package) for package in _PACKAGES if package in installed}
+    found: dict[str, str] = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
 
 
 def _git_revision() -> str | None:
