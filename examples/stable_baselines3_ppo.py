@@ -15,8 +15,7 @@ import argparse
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
-from vlmsafe.envs.registry import env_spec
-from vlmsafe.wrapper import SemanticSignals
+import vlmsafe
 
 
 class Returns(BaseCallback):
@@ -44,7 +43,7 @@ def main(arguments: list[str] | None = None) -> Returns:
     parser.add_argument("--calibrate", action="store_true", help="calibrate the gate on a random policy's frames first")
     options = parser.parse_args(arguments)
 
-    env = SemanticSignals(env_spec(options.env).make(), options.scorer, options.prompts, every=4)
+    env = vlmsafe.SemanticSignals(vlmsafe.make_env(options.env), options.scorer, options.prompts, every=4)
     if options.calibrate:
         print(env.calibrate())
     returns = Returns()

@@ -1,6 +1,6 @@
 """Published results beside those that our functions compute from the published runs.
 
-`python tests/analysis/published_results.py` prints the tables of docs/statistics.md.
+`python tests/analysis/published_results.py` prints the tables of docs/explanation/statistics.md.
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.resampling import bootstrap_paired_difference
 from vlmsafe.analysis.statistics import pair_by_seed
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "statistics.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "explanation" / "statistics.md"
 
 
 @pytest.mark.parametrize("case", interval_cases(), ids=lambda case: case.name)

@@ -112,6 +112,21 @@ def left_out() -> dict[str, str]:
     return dict(_read("index.yaml")["left_out"])
 
 
+@dataclass(frozen=True)
+class Label:
+    """A numbered table or figure of the paper."""
+
+    about: str
+    command: str = ""
+    """What shows it where no study makes it; the studies name the others."""
+
+
+def labels() -> dict[str, Label]:
+    """Every numbered table and figure of the paper."""
+    text = (resources.files("vlmsafe.paper") / "labels.yaml").read_text(encoding="utf-8")
+    return msgspec.convert(yaml.safe_load(text), dict[str, Label])
+
+
 def contradictions() -> list[Contradiction]:
     """Every cell known to disagree with the numbers it sums up."""
     return msgspec.convert(_read("contradictions.yaml")["cells"], list[Contradiction])

@@ -111,7 +111,7 @@ def test_the_table_in_the_documentation_is_what_the_command_computes():
     }
     sums = (sum(getattr(row, name) for row in rows) for name in ("known", "runs", "frames", *figures))
     wanted["all"] = line("all", *sums)
-    page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "guides" / "clusters.md").read_text()
     cells = [[cell.strip(" *") for cell in text.strip("|").split("|")] for text in page.splitlines() if text[:1] == "|"]
     assert {row[0]: row for row in cells if row[0] in wanted} == wanted
     assert [note for note in notes(rows) if f"- {note}\n" not in page] == []
