@@ -2,6 +2,7 @@
 # make check   linter, type checker and the fast tests: two minutes
 # make test    linter, type checker and every test but the soaks: a quarter of an hour on two cores
 # make soak    what takes long by nature: chaos on a cluster, every shipped study, every learner on every seed
+# make docs    the documentation site, in site/, and the tutorial as a notebook
 # make embedded   make the embedded scorer anew, from training agents to its card; takes hours without a GPU
 # Each sets up what it needs first (make install).
 
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: install demo embedded check test soak lint types suite fast clean
+.PHONY: install demo docs embedded check test soak lint types suite fast clean
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
@@ -24,6 +25,13 @@ demo: install
 	@$(BIN)/vlmsafe study run demo
 	@$(BIN)/vlmsafe report $(DEMO)
 	@$(BIN)/vlmsafe scope $(DEMO)/metadrive-easy/vlm-ppo-lag-conf/seed-42
+
+docs: install examples/tutorial.ipynb
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+examples/tutorial.ipynb: docs/start/tutorial.md
+	$(BIN)/jupytext --quiet --to ipynb --output $@ $<
 
 embedded: install
 	$(BIN)/vlmsafe embedded build --dir .embedded
@@ -55,4 +63,4 @@ lint: install
 	$(BIN)/ruff format --check .
 
 clean:
-	rm -rf $(VENV) .benchmarks build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site .benchmarks build *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Rooms import only rooms that stand above them in this list: `docs/explanation/architecture.md` draws the same order."""
+"""Rooms import only rooms that stand above them in the list below. The architecture page draws the same order."""
 
 from __future__ import annotations
 

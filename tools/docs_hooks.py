@@ -1,6 +1,6 @@
 """Hooks of mkdocs: pages and tables that come from the code, and formulas as MathML.
 
-Generated pages are never written to `docs/`. `<!-- generated: NAME -->` in a page is replaced by the table of that name.
+Generated pages are never written to `docs/`. In a page, `<!-- generated: NAME -->` is replaced by the table NAME.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ def help_text(words: list[str]) -> str:
 
     with io.StringIO() as printed:
         # Options are wrapped at the width of the terminal; the page has its own.
-        with mock.patch.dict("os.environ", {"COLUMNS": "82", "NO_COLOR": "1", "TERM": "dumb"}), redirect_stdout(printed):
+        with (
+            mock.patch.dict("os.environ", {"COLUMNS": "82", "NO_COLOR": "1", "TERM": "dumb"}),
+            redirect_stdout(printed),
+        ):
             terminal.out.file = sys.stdout
             with suppress(SystemExit):
                 main(words)
@@ -146,7 +149,9 @@ def settings_page() -> str:
             if dataclasses.is_dataclass(default):
                 add(type(default), f"{prefix}{field.name}.")
                 continue
-            meaning = html.escape(" ".join((docstrings.get_field_docstring(kind, field.name, ()) or "").split()), quote=False)
+            meaning = html.escape(
+                " ".join((docstrings.get_field_docstring(kind, field.name, ()) or "").split()), quote=False
+            )
             shown = "" if default is None else f"`{default}`"
             rows.append(f"| `{prefix}{field.name}` | {shown} | {meaning.replace('|', chr(92) + '|')} |")
 
@@ -155,8 +160,8 @@ def settings_page() -> str:
         [
             "# Settings",
             "",
-            "Every setting is an option of `vlmsafe train` (`--learner.gamma 0.95`), a key of a YAML file (`--config`) and "
-            "a keyword of `vlmsafe.train`. The defaults below are those of the method `ppo-lag`; a method may set "
+            "Every setting is an option of `vlmsafe train` (`--learner.gamma 0.95`), a key of a YAML file (`--config`) "
+            "and a keyword of `vlmsafe.train`. The defaults below are those of the method `ppo-lag`; a method may set "
             "others, and `vlmsafe methods diff A B` lists the differences.",
             "",
             "| setting | default | meaning |",
@@ -176,8 +181,8 @@ def findings_page() -> str:
         [
             "# Audit findings",
             "",
-            "`vlmsafe audit RUNS` reports the findings below. [What the audit checks](../explanation/audit.md) explains "
-            "the reasons behind them.",
+            "`vlmsafe audit RUNS` reports the findings below. [What the audit checks](../explanation/audit.md) "
+            "explains the reasons behind them.",
             "",
             "| finding | severity | what it means |",
             "|---|---|---|",

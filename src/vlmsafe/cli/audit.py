@@ -31,7 +31,7 @@ class AuditCommand:
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """Run directories, or folders that hold runs."""
     claims: Path | None = None
-    """YAML file that says what is compared (docs/explanation/audit.md); by default claims.yaml in the folder, if there is one."""
+    """YAML file that says what is compared (docs/audit.md); by default claims.yaml in the folder, if there is one."""
     baseline: str | None = None
     """Arm that every other arm is compared with."""
     passive_below: float | None = None

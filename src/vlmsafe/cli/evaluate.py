@@ -19,7 +19,7 @@ class EvaluateCommand:
 
     Protocols: held-out for every environment; paper and paper-early for MetaDrive; paper-20 and paper-200 for Bullet;
     paper-screening, paper-20, paper-20-stochastic, paper-environment-only, paper-task-metrics, paper-gate-roc and
-    paper-lead-time for FormulaOne. docs/explanation/evaluation.md says what each one is. An interrupted evaluation keeps its
+    paper-lead-time for FormulaOne. docs/evaluation.md says what each one is. An interrupted evaluation keeps its
     finished episodes: the same command goes on.
     """
 

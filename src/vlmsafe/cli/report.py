@@ -24,7 +24,7 @@ class ReportCommand:
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories, or folders that hold runs. claims.yaml in a folder says what is compared (docs/explanation/audit.md)."""
+    """Run directories, or folders that hold runs. claims.yaml in a folder says what is compared (docs/audit.md)."""
     out: Path | None = None
     """The HTML file; by default report.html in the folder, or in the current one where there are several."""
     question: str = ""

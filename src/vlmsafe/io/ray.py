@@ -60,7 +60,7 @@ def connect(address: str | None, cores: int | None = None) -> Any:
                 raise RunError(f"Ray could not be started on this machine: {reason}") from error
             raise InputError(
                 f"cannot connect to Ray at '{wanted}': {reason}; {_ADDRESSES}. A cluster with a token wants "
-                "RAY_AUTH_MODE=token and the token here too (docs/guides/clusters.md)"
+                "RAY_AUTH_MODE=token and the token here too (docs/cluster.md)"
             ) from None
     return ray
 

@@ -11,7 +11,7 @@
       oracle: {method: vlm-ppo-lag, settings: {signal.scorer: oracle}}
     protocols: [held-out]
 
-`docs/guides/studies.md` has every entry. What is said in several places is taken from the innermost: study, environment, arm,
+`docs/studies.md` has every entry. What is said in several places is taken from the innermost: study, environment, arm,
 arm in an environment.
 """
 

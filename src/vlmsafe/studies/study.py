@@ -130,7 +130,7 @@ class Study:
     traces: tuple[Look, ...] = ()
     claims: Claims = Claims()  # noqa: RUF009 - frozen
     tables: tuple[Any, ...] = ()
-    """What the report prints, in its words (docs/guides/report.md)."""
+    """What the report prints, in its words (docs/report.md)."""
     figures: tuple[Any, ...] = ()
     independent: bool = False
     """Whether equal runs of other studies are not to be taken in place of its own."""

@@ -1,6 +1,6 @@
 """FormulaOne: a racecar on a walled circuit through seven goals, on MuJoCo.
 
-Rewritten here after Safety-Gymnasium's environment of that name, which is in no package registry; docs/reference/environments.md
+Rewritten here after Safety-Gymnasium's environment of that name, which is in no package registry; docs/environments.md
 says what equals it and what differs.
 
 circuit.py    the goals, the way through them, the walls
