@@ -174,9 +174,9 @@ def settings_page() -> str:
 
 def findings_page() -> str:
     """Every finding of the audit."""
-    from vlmsafe.audit import findings
+    from vlmsafe.audit.kinds import KINDS
 
-    rows = [f"| `{code}` | {weight.name.lower()} | {title} |" for code, (weight, title) in findings.CODES.items()]
+    rows = [f"| `{kind.code}` | {kind.severity} | {kind.meaning} | {kind.remedy} |" for kind in KINDS.values()]
     return "\n".join(
         [
             "# Audit findings",
@@ -184,8 +184,8 @@ def findings_page() -> str:
             "`vlmsafe audit RUNS` reports the findings below. [What the audit checks](../explanation/audit.md) "
             "explains the reasons behind them.",
             "",
-            "| finding | severity | what it means |",
-            "|---|---|---|",
+            "| finding | severity | what it means | what to do |",
+            "|---|---|---|---|",
             *rows,
             "",
         ]

@@ -48,7 +48,7 @@ def test_reading_the_site_needs_no_network(site):
 
 
 def test_pages_from_the_code_hold_what_the_code_says(site):
-    from vlmsafe.audit.findings import CODES
+    from vlmsafe.audit.kinds import KINDS
     from vlmsafe.cli import VERBS
     from vlmsafe.paper.published import labels
 
@@ -56,7 +56,7 @@ def test_pages_from_the_code_hold_what_the_code_says(site):
         return (site / name).read_text(encoding="utf-8")
 
     assert all(f"vlmsafe {verb}" in text("reference/cli.html") for verb in VERBS)
-    assert all(code in text("reference/findings.html") for code in CODES)
+    assert all(code in text("reference/findings.html") for code in KINDS)
     assert all(label in text("guides/reproduce-the-paper.html") for label in labels())
     assert "steps_per_epoch" in text("reference/settings.html")
 

@@ -25,6 +25,7 @@ def test_every_cell_of_the_notebook_runs(tmp_path):
         cell.source = re.sub(r"(total_steps\s*[=:]\s*)[\d_]+", r"\g<1>800", cell.source)
         cell.source = re.sub(r"(steps_per_epoch\s*[=:]\s*)[\d_]+", r"\g<1>400", cell.source)
         cell.source = re.sub(r"(episodes\s*[=:]\s*)\d+", r"\g<1>2", cell.source)
+        cell.source = cell.source.replace("seeds: [1, 2, 3]", "seeds: [1, 2]")
     nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
     printed = "".join(
         output.get("text", "") for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
