@@ -93,8 +93,16 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, config: Any) -> str:
+    return _own_search(output, posixpath.dirname(page.file.dest_uri))
+
+
+def on_post_template(output: str, template_name: str, config: Any) -> str:
+    return _own_search(output, "")
+
+
+def _own_search(output: str, folder: str) -> str:
     """The theme would fetch a script for searching pages that are opened from disk; the site has its own."""
-    path = posixpath.relpath("assets/offline-search.js", posixpath.dirname(page.file.dest_uri) or ".")
+    path = posixpath.relpath("assets/offline-search.js", folder or ".")
     return output.replace("https://unpkg.com/iframe-worker/shim", path)
 
 
