@@ -1,4 +1,4 @@
-"""What every write needs: failures as one line, directories made, renames made durable."""
+"""Helpers of every write: failures become one line, directories are made, renames become durable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def require_writable(path: Path) -> None:
 
 
 def make_directory(path: Path) -> Path:
-    """The directory, made if need be."""
+    """Make a directory unless it exists, and return it."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is a file; choose a directory")
     with disk_errors(path):

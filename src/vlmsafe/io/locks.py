@@ -1,4 +1,4 @@
-"""One process per run directory: locks that the kernel drops when their holder dies."""
+"""Locks on directories: one process at a time works in a run directory. The kernel drops the lock of a dead process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _LOCK_ATTEMPTS = 10
 
 
 class DirectoryLock:
-    """Keeps a second process out of a run directory. The kernel drops the lock when its holder dies, however.
+    """Keeps a second process out of a run directory. The kernel drops the lock when its holder dies.
 
-    On a folder that several machines share it does so as long as the server gives locks to all of them (NFS 4 and
-    most cluster file systems do). Then a machine that dies may leave its lock behind for a while or for ever, which
-    is what `break_lock` is for. If it was not dead after all, its process notices before it next adds rows or saves a
+    The lock also works on a folder that several machines share, if the file server passes locks on (NFS 4 and most
+    cluster file systems do). There, a machine that dies may leave its lock behind for a while or for ever; `break_lock`
+    removes it. If the machine was not dead after all, its process notices before it next adds rows or saves a
     checkpoint, and stops.
     """
 
@@ -29,7 +29,7 @@ class DirectoryLock:
         self._handle: int | None = None
 
     def __enter__(self) -> DirectoryLock:
-        # Whoever lists runs holds the lock for an instant to see whether it is free, so one refusal proves nothing.
+        # A process that lists runs takes the lock for an instant to test it, so one refusal proves nothing.
         for attempt in range(_LOCK_ATTEMPTS):
             if attempt:
                 time.sleep(0.05)
@@ -42,7 +42,7 @@ class DirectoryLock:
                 continue
             if _is_file(handle, self._path):
                 break
-            os.close(handle)  # broken in between: this is the lock of a file that is no more
+            os.close(handle)  # the lock was broken in between, and this file was removed
         else:
             pid, _, host = lock_holder(self._path.parent).partition(" ")
             place = f" on {host}" if host and host != socket.gethostname() else ""
@@ -64,24 +64,24 @@ class DirectoryLock:
             self._handle = None
 
     def check(self) -> None:
-        """Whether the lock is still this process's: somebody who believed it dead may have broken it."""
+        """Raise if this process lost the lock: another one may have believed it dead and broken the lock."""
         if self._handle is not None and not _is_file(self._handle, self._path):
             holder = lock_holder(self._path.parent)
             raise RunError(f"{self._path.parent} was taken over by {in_words(holder)}; this process stops")
 
 
-_HELD: dict[Path, DirectoryLock] = {}  # by their directories, in this process
+_HELD: dict[Path, DirectoryLock] = {}  # the locks of this process, by directory
 
 
 def check_held(path: Path) -> None:
-    """Refuse to write into a directory, or a folder in it, whose lock this process had and lost."""
+    """Refuse to write into a directory, or a folder in it, if this process had its lock and lost it."""
     for directory in path.absolute().parents[:2]:
         if directory in _HELD:
             _HELD[directory].check()
 
 
 def in_words(holder: str) -> str:
-    """A process as messages name it.
+    """The holder of a lock, as messages name it.
 
     >>> in_words("12 node-3"), in_words("")
     ('pid 12 on node-3', 'an unknown process')
@@ -91,12 +91,12 @@ def in_words(holder: str) -> str:
 
 
 def process_name(pid: int) -> str:
-    """A process of this machine, as its locks name it to all machines."""
+    """A process of this machine, as locks name it to all machines."""
     return f"{pid} {socket.gethostname()}"
 
 
 def lock_holder(directory: Path) -> str:
-    """Who holds, or held last, the lock of a directory; empty where nobody did."""
+    """The present or last holder of a directory's lock; empty if there was none."""
     try:
         return (directory / "lock").read_text(errors="replace").strip()
     except FileNotFoundError:
@@ -104,9 +104,9 @@ def lock_holder(directory: Path) -> str:
 
 
 def break_lock(directory: Path, holder: str) -> bool:
-    """Free a directory whose lock is held by a process that is known to be dead, with its machine; whether it was.
+    """Free a directory if its lock is held by this process of a dead machine. Returns whether it was.
 
-    A new file takes the place of the locked one, which nobody can unlock.
+    Nothing can unlock the locked file, so it is removed, and the next holder makes a new one.
     """
     if not is_locked(directory) or lock_holder(directory) != holder:
         return False
@@ -116,7 +116,7 @@ def break_lock(directory: Path, holder: str) -> bool:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether some process is working in a run directory now."""
+    """Whether a process is working in a run directory now."""
     try:
         handle = os.open(directory / "lock", os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
@@ -134,7 +134,7 @@ def is_locked(directory: Path) -> bool:
 def _is_file(handle: int, path: Path) -> bool:
     """Whether an open file is still the one at a path."""
     try:
-        # Opened, because a machine that shares the folder may remember for a while what was there.
+        # It is opened because on a shared folder the answer of `stat` may be out of date.
         with path.open("rb") as there:
             return os.path.samestat(os.fstat(handle), os.fstat(there.fileno()))
     except FileNotFoundError:

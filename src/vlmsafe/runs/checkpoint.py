@@ -1,7 +1,7 @@
-"""Checkpoints: one safetensors file each, with a checksum, read without unpickling anything.
+"""Checkpoints: each is one safetensors file with a checksum. Nothing is unpickled.
 
-Arrays (networks, optimiser moments, normaliser, episode-cost window) are tensors; counters and the multiplier are a
-JSON text in the file's own header. A digest over both tells a damaged file from a good one.
+Arrays (networks, optimiser moments, normaliser, episode-cost window) are tensors. Counters and the multiplier are JSON
+text in the file's header. A digest over both reveals damage.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Checkpoint:
     """The state of a run between two epochs."""
 
     epoch: int
-    """Epochs finished; 0 is the untrained start."""
+    """Finished epochs; 0 is the untrained start."""
     arrays: Arrays
     values: dict[str, Any]
-    """Everything that is not an array, as JSON."""
+    """Everything else, as plain values."""
 
     @property
     def trained(self) -> bool:
@@ -42,18 +42,18 @@ class Checkpoint:
 
 
 def path_of(folder: Path, epoch: int) -> Path:
-    """File of the checkpoint after `epoch` epochs."""
+    """The file of the checkpoint after `epoch` epochs."""
     return folder / f"epoch-{epoch:05d}.safetensors"
 
 
 def saved_epochs(folder: Path) -> list[int]:
-    """Epochs that have a checkpoint file, oldest first, whether or not it is readable."""
+    """Epochs that have a checkpoint file, oldest first; a file may be damaged."""
     names = (re.fullmatch(r"epoch-(\d{5,})\.safetensors", path.name) for path in folder.glob("epoch-*"))
     return sorted(int(name[1]) for name in names if name)
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint, then drop all but the newest `keep`."""
+    """Write a checkpoint, then remove all but the newest `keep`."""
     text = json.dumps({"format": FORMAT, "epoch": checkpoint.epoch, "values": checkpoint.values}, sort_keys=True)
     header = {"state": text, "sha256": _digest(checkpoint.arrays, text)}
     path = path_of(folder, checkpoint.epoch)
@@ -72,12 +72,15 @@ def load_checkpoint(path: Path) -> Checkpoint:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         text = header["state"]
         if header["sha256"] != _digest(arrays, text):
-            raise RunError(f"checkpoint {path} is damaged: its checksum does not match")
+            raise RunError(f"checkpoint {path} is damaged: its checksum does not match its content")
         state = json.loads(text)
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise RunError(f"checkpoint {path} is damaged: {' '.join(str(error).split())}") from None
     if state["format"] != FORMAT:
-        raise RunError(f"checkpoint {path} has format {state['format']}; this version reads format {FORMAT}")
+        raise RunError(
+            f"checkpoint {path} has format {state['format']}, and this version of vlmsafe reads format {FORMAT}; "
+            "use the version that wrote it"
+        )
     return Checkpoint(state["epoch"], arrays, state["values"])
 
 
@@ -89,7 +92,7 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint, list[str]]:
             return load_checkpoint(path_of(folder, epoch)), problems
         except RunError as error:
             problems.append(str(error))
-    raise RunError("; ".join(problems) or f"no checkpoint in {folder}")
+    raise RunError("; ".join(problems) or f"{folder} holds no checkpoint")
 
 
 def _digest(arrays: Arrays, text: str) -> str:
