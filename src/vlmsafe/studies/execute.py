@@ -36,7 +36,7 @@ from vlmsafe.io.locks import (
     is_locked,
     lock_holder,
 )
-from vlmsafe.runs.layout import STUDY_FILE
+from vlmsafe.runs.layout import STUDY_FILE, is_run
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.versions import other_code
 from vlmsafe.studies.launch.api import Command, Handle, Launcher, Lost
@@ -312,7 +312,7 @@ class _Execution:
         found: dict[str, list[str]] = {}
         for spec in self.specs:
             with contextlib.suppress(VlmsafeError):  # a run that cannot be read is reported as one that failed
-                if (spec.path / "config.yaml").is_file() and (why := other_code(Run.open(spec.path))):
+                if is_run(spec.path) and (why := other_code(Run.open(spec.path))):
                     found.setdefault(why, []).append(spec.name)
         for why, names in found.items():
             who = names[0] if len(names) == 1 else f"{len(names)} runs, such as {names[0]}"

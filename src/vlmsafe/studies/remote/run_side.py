@@ -30,6 +30,7 @@ from vlmsafe.errors import EXIT_FAILED, RunError, VlmsafeError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.locks import DirectoryLock, is_locked
 from vlmsafe.runs.checkpoint import saved_epochs
+from vlmsafe.runs.layout import is_run
 from vlmsafe.studies.launch.local import start_process
 from vlmsafe.studies.remote.store import (
     STUDY_TREE,
@@ -91,7 +92,7 @@ def remove_left_behind(place: Path) -> None:
 
 def _as_it_stands(words: Sequence[str], folder: Path) -> Sequence[str]:
     """A run that was begun elsewhere, which the study did not know yet, goes on instead of beginning."""
-    if words[0] != "train" or "--resume" in words or not (folder / "config.yaml").exists():
+    if words[0] != "train" or "--resume" in words or not is_run(folder):
         return words
     service = [[word, after] for word, after in pairwise(words) if word == "--signal.service"]
     return ["train", "--resume", "@run", "--quiet", *(word for pair in service for word in pair)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from vlmsafe.runs.layout import is_run
 from vlmsafe.studies.remote.store import STUDY_TREE, Store, Unreachable
 from vlmsafe.studies.study import RunSpec
 
@@ -27,7 +28,7 @@ def keep_new(store: Store, specs: Sequence[RunSpec]) -> None:
     """Copy runs that only the folder has to the store."""
     for spec in specs:
         newest = store.tree(spec.name).newest()
-        if (newest is None or not newest.files) and (spec.path / "config.yaml").exists():
+        if (newest is None or not newest.files) and is_run(spec.path):
             keep(store, spec)
 
 
