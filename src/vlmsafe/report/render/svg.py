@@ -63,35 +63,33 @@ def panel_svg(panel: Panel, chart: Chart, key: str) -> Markup:
 def _axes(panel: Panel, frame: Frame) -> Iterable[str]:
     bottom, right = frame.top + frame.height, frame.left + frame.width
     if panel.y.label:
-        yield f'<text class="name" x="2" y="11">{escape(panel.y.label)}</text>'
+        yield _text("name", "start", 2.0, 11.0, _fitted(panel.y.label, WIDTH))
     for value, label in ticks(panel.y, frame.y_range, 5):
         y = frame.y(value)
         if not panel.y.categories:
             yield f'<path class="grid" d="M{frame.left:.1f} {y:.1f}H{right:.1f}"/>'
-        shown = _fitted(label, frame.left - 12.0 if panel.y.categories else 999.0)
-        yield f'<text class="tick" text-anchor="end" x="{frame.left - 6:.1f}" y="{y + 3.8:.1f}">{shown}</text>'
+        yield _text("tick", "end", frame.left - 6.0, y + 3.8, _fitted(label, frame.left - 12.0))
     places = ticks(panel.x, frame.x_range, 5)
-    room = frame.width / max(len(places), 1) - 4.0
     for value, label in places:
         x = frame.x(value)
-        if not panel.x.categories:
+        if panel.x.categories:
+            shown = _fitted(label, frame.width / len(places) - 4.0)
+        else:
             yield f'<path class="grid" d="M{x:.1f} {frame.top:.1f}V{bottom:.1f}"/>'
-        shown = _fitted(label, room if panel.x.categories else 999.0)
-        anchor = "end" if not panel.x.categories and x > right - 12 and len(label) > 4 else "middle"
-        yield f'<text class="tick" text-anchor="{anchor}" x="{x:.1f}" y="{bottom + 14:.1f}">{shown}</text>'
+            shown, x = escape(label), min(x, WIDTH - LETTER * len(label) / 2)  # a long number at the end stays inside
+        yield _text("tick", "middle", x, bottom + 14.0, shown)
     yield f'<path class="axis" d="M{frame.left:.1f} {frame.top:.1f}V{bottom:.1f}H{right:.1f}"/>'
-    middle = frame.left + frame.width / 2
-    yield _text("name", "middle", middle, bottom + 31, panel.x.label)
+    yield _text("name", "middle", frame.left + frame.width / 2, bottom + 31.0, escape(panel.x.label))
 
 
-def _text(kind: str, anchor: str, x: float, y: float, words: str) -> str:
-    return f'<text class="{kind}" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
+def _text(kind: str, anchor: str, x: float, y: float, words: Markup) -> str:
+    return f'<text class="{kind}" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{words}</text>'
 
 
-def _fitted(label: str, room: float) -> str:
+def _fitted(label: str, room: float) -> Markup:
     """A name that fits; of one that is cut, the whole is shown when a reader points at it."""
-    cut = middle_cut(label, max(4, int(room / LETTER)))
-    return escape(cut) if cut == label else f"{escape(cut)}<title>{escape(label)}</title>"
+    cut = middle_cut(label, max(4, int(room / LETTER + 1e-6)))
+    return escape(cut) if cut == label else Markup("{}<title>{}</title>").format(cut, label)
 
 
 def middle_cut(name: str, most: int) -> str:
@@ -105,13 +103,14 @@ def middle_cut(name: str, most: int) -> str:
 
 
 def _rule_labels(panel: Panel, frame: Frame) -> Iterable[str]:
-    """Names of lines, each where it hides least: over its right end, or beside its top."""
+    """Names of lines, each where it hides least: over its right end, or next to its top."""
     for value, label, _ in rule_labels(panel, "x", frame.height):
         y = max(frame.y(value) - 4, frame.top + 8)
-        yield _text("rule", "end", frame.left + frame.width, y, label)
+        yield _text("rule", "end", frame.left + frame.width, y, _fitted(label, frame.width))
     for value, label, before in rule_labels(panel, "y", frame.width):
-        x = frame.x(value)
-        yield _text("rule", "end" if before else "start", x - 3 if before else x + 3, frame.top - 4, label)
+        x = frame.x(value) + (-3.0 if before else 3.0)
+        shown = _fitted(label, x if before else WIDTH - x)
+        yield _text("rule", "end" if before else "start", x, frame.top - 4, shown)
 
 
 def rule_labels(panel: Panel, along: str, length: float) -> list[tuple[float, str, bool]]:
