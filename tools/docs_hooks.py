@@ -5,6 +5,7 @@ Generated pages are never written to `docs/`. In a page, `<!-- generated: NAME -
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import html
 import io
@@ -215,4 +216,28 @@ def paper_table() -> str:
     return "\n".join(["| label | what it is | study | command |", "|---|---|---|---|", *rows])
 
 
-TABLES: dict[str, Callable[[], str]] = {"paper-labels": paper_table}
+def rooms() -> str:
+    """Every room with its modules, in the order of imports, from their docstrings."""
+    source = ROOT / "src" / "vlmsafe"
+    order = re.search(r"ROOMS = \((.*?)\)", (ROOT / "tests" / "test_rooms.py").read_text(encoding="utf-8"), re.DOTALL)
+    assert order is not None
+    parts = []
+    for name in re.findall(r'"(\w+)"', order[1]):
+        folder = source / name
+        if not folder.is_dir():
+            parts.append(f"### `{name}.py`\n\n{_summary(folder.with_suffix('.py'))}")
+            continue
+        paths = sorted(path for path in folder.rglob("*.py") if path.name != "__init__.py")
+        rows = [f"| `{path.relative_to(folder)}` | {_summary(path)} |" for path in paths]
+        head = f"### `{name}/`\n\n{_summary(folder / '__init__.py')}"
+        parts.append("\n".join([head, "", "| module | what it holds |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def _summary(path: Path) -> str:
+    """The first sentence of a module's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return html.escape(" ".join(text.split("\n\n")[0].split()), quote=False).replace("|", "\\|")
+
+
+TABLES: dict[str, Callable[[], str]] = {"paper-labels": paper_table, "rooms": rooms}
