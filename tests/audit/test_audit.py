@@ -1,5 +1,6 @@
 """The audit finds what the paper reports about itself and every planted defect, and nothing in a clean design."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -102,6 +103,14 @@ def test_a_harmless_change_is_not_complained_of(benign, bases, tmp_path):
     assert [(finding.code, finding.where, finding.evidence) for finding in found] == []
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.code)
+def test_a_kind_of_finding_is_described_and_its_check_has_its_name(kind):
+    module = importlib.import_module(f"vlmsafe.audit.checks.{kind.topic}")
+    assert callable(getattr(module, kind.code.replace("-", "_")))
+    assert kind.meaning.endswith(".")
+    assert all(text and not text.endswith(".") for text in (kind.title, kind.remedy))
+
+
 def test_every_kind_of_finding_is_planted_or_published():
     assert set(KINDS) - {planted.code for planted in PLANTED} - set(EXPECTED) - set(UNREPORTED) <= {"many-tests"}
 
@@ -129,9 +138,11 @@ def test_programs_get_json(published):
     document = json.loads(answer.stdout)
     assert document["worst"] == "error"
     assert {finding["severity"] for finding in document["findings"]} >= {"error", "warning"}
-    assert all(
-        {"code", "where", "evidence", "fix", "data", "title"} <= set(finding) for finding in document["findings"]
-    )
+    for finding in document["findings"]:
+        assert {"code", "where", "evidence", "fix", "data", "title"} <= set(finding)
+        assert set(finding["arms"]) <= {arm["arm"] for arm in document["arms"] if arm["env"] == finding["environment"]}
+        assert finding["runs"] or finding["scope"] == "all"
+        assert all(name in finding["where"] for name in (finding["environment"], finding["protocol"]))
     assert set(EXPECTED) <= {finding["code"] for finding in document["findings"]}
 
 

@@ -60,8 +60,8 @@ def audit(
     reported = list(_check(list(arms.values()), compared, claims, passive_below, resamples))
     reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]
     reported += [
-        finding("unreadable-run", Subject("run", runs=(line.split(":")[0],)), [line], fix="restore it, or leave it out")
-        for line in unreadable
+        finding("unreadable-run", Subject("run", runs=(str(one.path),)), [str(one)], fix="restore it, or leave it out")
+        for one in unreadable
     ]
     # Several claims about one pair of arms give the same finding several times.
     found = {(one.code, one.subject, one.evidence): one for one in reported if isinstance(one, Finding)}

@@ -38,7 +38,8 @@ def runs_verb(argv: list[str]) -> None:
         raise InputError(
             f"there is no folder {command.folder}; runs are written to runs/ unless --run-dir says otherwise"
         )
-    runs, problems = find_runs(command.folder)
+    runs, unreadable = find_runs(command.folder)
+    problems = [*map(str, unreadable)]
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("run", overflow="fold")
     for heading in ("method", "env", "seed", "status", "epochs", "return", "cost / budget"):

@@ -178,8 +178,8 @@ class Dataset:
 
 def read_dataset(paths: Sequence[Path | str], info: StudyInfo) -> Dataset:
     """Read the runs in these directories, or under them, and audit their comparison."""
-    sources, problems = open_arms(paths)
-    problems += info.problems
+    sources, unreadable = open_arms(paths)
+    problems = [*map(str, unreadable), *info.problems]
     looked_at: Sequence[Path | str] = paths
     if info.runs is not None:
         own = {path.resolve() for path in info.runs}

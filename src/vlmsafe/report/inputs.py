@@ -42,7 +42,7 @@ def sources(paths: Sequence[Path]) -> tuple[Mapping[str | None, Sequence[Source]
     """
     groups: dict[str | None, list[Source]] = {}
     folders = [path for path in paths if path.suffix != ".parquet"]
-    arms, problems = open_arms(folders) if folders else ([], [])
+    arms, unreadable = open_arms(folders) if folders else ([], [])
     for arm in arms:
         groups.setdefault(arm.env, []).append(Source(arm.arm, arm.name, arm.run))
     files = [path for path in paths if path.suffix == ".parquet"]
@@ -62,7 +62,7 @@ def sources(paths: Sequence[Path]) -> tuple[Mapping[str | None, Sequence[Source]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice:
             raise InputError(f"{' '.join(twice)} was given twice, as a run and as its trace; give one of them")
-    return groups, problems
+    return groups, [*map(str, unreadable)]
 
 
 def runs_only(group: Sequence[Source], what: str) -> list[tuple[Source, Run]]:

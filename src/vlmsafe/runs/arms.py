@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vlmsafe.errors import InputError
 from vlmsafe.runs.layout import CONFIG, is_run
-from vlmsafe.runs.run import Run, find_runs
+from vlmsafe.runs.run import Run, UnreadableRun, find_runs
 
 
 @dataclass(frozen=True)
@@ -23,25 +23,25 @@ class ArmRun:
     run: Run
 
 
-def open_arms(paths: Sequence[Path | str]) -> tuple[list[ArmRun], list[str]]:
-    """The runs in these directories or below them, and a line about each run that cannot be read.
+def open_arms(paths: Sequence[Path | str]) -> tuple[list[ArmRun], list[UnreadableRun]]:
+    """The runs in these directories or below them, and the runs that cannot be opened.
 
     The directory names the arm if it is `<arm>/seed-<n>`, `<arm>/<n>`, `seed-<n>/<arm>` or `<arm>-seed-<n>`, so that
     arms may be different settings of one method. Otherwise the arm is the method. A run that is given twice counts
     once.
     """
     runs: dict[Path, Run] = {}
-    problems: list[str] = []
+    unreadable: list[UnreadableRun] = []
     for path in map(Path, paths):
         if not path.exists():
             raise InputError(f"there is no {path}; expected a run directory, or a folder with runs")
         if is_run(path):
             found = [Run.open(path)]
         else:
-            found, unreadable = find_runs(path)
-            if not found and not unreadable:
+            found, damaged = find_runs(path)
+            if not found and not damaged:
                 raise InputError(f"{path} holds no run: no folder in it has a {CONFIG}")
-            problems += unreadable
+            unreadable += damaged
         for run in found:
             runs.setdefault(run.path.resolve(), run)
     ordered = sorted(runs.values(), key=lambda run: run.path.absolute())
@@ -53,7 +53,7 @@ def open_arms(paths: Sequence[Path | str]) -> tuple[list[ArmRun], list[str]]:
     return [
         ArmRun(env := run.config.env, arm, name if counts[env, arm, name] == 1 else str(run.path), run)
         for arm, name, run in labelled
-    ], problems
+    ], unreadable
 
 
 _SEED = re.compile(r"(seed|run)?[-_=]?\d+", re.IGNORECASE)

@@ -247,13 +247,24 @@ class Run:
         return prompts.to_dict() if prompts is not None else None
 
 
-def find_runs(folder: Path) -> tuple[list[Run], list[str]]:
-    """Every run under a folder, and a line about each one that cannot be read.
+@dataclass(frozen=True)
+class UnreadableRun:
+    """A run directory that cannot be opened."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+def find_runs(folder: Path) -> tuple[list[Run], list[UnreadableRun]]:
+    """Every run under a folder, and the ones that cannot be opened.
 
     Links are followed. Hidden folders and the inside of runs are left out.
     """
     runs: list[Run] = []
-    problems: list[str] = []
+    unreadable: list[UnreadableRun] = []
     seen: set[Path] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
         path = Path(place)
@@ -267,5 +278,5 @@ def find_runs(folder: Path) -> tuple[list[Run], list[str]]:
             try:
                 runs.append(Run.open(path))
             except (InputError, RunError) as error:
-                problems.append(f"{path}: {error}")
-    return runs, problems
+                unreadable.append(UnreadableRun(path, str(error)))
+    return runs, unreadable
