@@ -1,9 +1,9 @@
-"""The signals for other people's trainers: a Gymnasium wrapper that adds the bonus and reports the scores.
+"""A Gymnasium wrapper that adds the bonus to the reward and reports the scores, for use with other trainers.
 
     env = SemanticSignals(gymnasium.make("CarRacing-v3", render_mode="rgb_array"), "clip", "my-prompts.yaml")
 
-The reward becomes r + lambda_r kappa r_vlm (Eq. 4). `info` holds what was added and why, so that the environment's own
-return is never lost. Unlike `vlmsafe train`, a wrapper has to score inside the step.
+The reward becomes r + lambda_r kappa r_vlm (Eq. 4). `info` holds the environment's own reward, the bonus and the
+scores. Unlike `vlmsafe train`, which scores in batches, a wrapper scores within each step.
 """
 
 from __future__ import annotations
@@ -34,11 +34,18 @@ __all__ = ["SemanticSignals"]
 
 
 class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
-    """Scores every `every`-th state of an episode and pays a bonus for it.
+    """Scores every `every`-th state of an episode and adds a bonus to the reward.
 
-    Each step's `info` gains `env_reward` and `bonus` (their sum is the reward), `positive_score`, `negative_score`,
-    `kappa` and `scored` (whether this step was scored or repeats), and `margin` once there is one. Before an episode's
-    first score they are (0, 0, 1). The last step's `info["signal_episode"]` has the episode's sums and means.
+    Each step's `info` gains `env_reward` and `bonus`, whose sum is the reward, the newest `positive_score`,
+    `negative_score` and `kappa`, and `scored`, which says whether this step was scored. Before an episode's first score
+    the three are (0, 0, 1). From the first score on there is also `margin`. The last step's `info["signal_episode"]`
+    has the episode's sums and means.
+
+    >>> env = SemanticSignals(gymnasium.make("CartPole-v1"), "constant:1,0", every=1)
+    >>> observation, info = env.reset(seed=0)
+    >>> observation, reward, terminated, truncated, info = env.step(0)
+    >>> reward, info["env_reward"], info["bonus"]
+    (1.1, 1.0, 0.1)
     """
 
     def __init__(
@@ -55,9 +62,10 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         precision: Precision | None = None,
         seed: int = 0,
     ) -> None:
-        """`scorer` and `prompts` are names as on the command line, or objects; `seed` is for scorers that draw.
+        """`scorer` and `prompts` are names as on the command line, or objects. `precision` is by default the scorer's
+        own, and `seed` is for scorers that use random numbers.
 
-        The gate "auto" is prior-symmetric; for the scorer "embedded" it is off until `calibrate` sets it.
+        The gate "auto" is prior-symmetric. For the scorer "embedded" it is off until `calibrate` sets it.
         """
         RecordConstructorArgs.__init__(
             self, scorer=scorer, prompts=prompts, gate=gate, every=every, reward_weight=reward_weight, rule=rule,
@@ -83,13 +91,13 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         if rule not in self.scorer.rules:
             raise InputError(f"this scorer cannot be used with the rule '{rule}'; it gives {self.scorer.rules}")
         if self.scorer.looks_at == "hazard" and not env.has_wrapper_attr("hazard"):
-            raise InputError("the oracle reads the environment's hazard(), and this one has none; define it")
+            raise InputError("the oracle calls the environment's hazard(), and this environment has none; define it")
         if self.scorer.looks_at == "frame" and _frame_of(env) is None and env.render_mode != "rgb_array":
             raise InputError(
                 f"the environment's render_mode is {env.render_mode!r}; scoring frames needs "
                 "gymnasium.make(..., render_mode='rgb_array')"
             )
-        self._dice = np.random.default_rng((seed, 1))
+        self._random = np.random.default_rng((seed, 1))
         self._stack = FrameStack(self._frame, self.scorer.frames, every)
         self._begin_episode()
 
@@ -109,7 +117,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, env_reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
-        inputs = self._look(observation, self._steps)
+        inputs = self._input(observation, self._steps)
         if inputs is not None:
             self._refresh(inputs)
         reward = float(env_reward)
@@ -121,7 +129,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         return observation, reward + bonus, terminated, truncated, info
 
     def calibrate(self, frames: int = 500, episodes: int = 5, *, target: float = 0.5, seed: int = 0) -> Calibration:
-        """Set the gate from a random policy's frames (Eq. 5). Resets the environment, and leaves it to be reset."""
+        """Set the gate from frames of a random policy (Eq. 5). Reset the environment before using it again."""
         if episodes < 1 or frames < max(4, episodes):
             raise InputError(
                 f"frames is {frames} and episodes {episodes}; calibration needs at least 4 frames, and one per episode"
@@ -129,26 +137,28 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         per_episode = frames // episodes
         self.env.action_space.seed(seed)
         parts: list[Scores] = []
-        episode_count, barren = 0, 0
+        episode_count, without_frame = 0, 0
         while sum(len(part.margin) for part in parts) < frames:
             before = len(parts)
-            self.env.reset(seed=None if episode_count + barren else seed)  # later episodes follow from the first
+            self.env.reset(
+                seed=None if episode_count + without_frame else seed
+            )  # the first seed determines the later episodes
             step, finished = 0, False
             while not finished and (len(parts) - before < per_episode or episodes == 1):
                 observation, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
                 step, finished = step + 1, bool(terminated or truncated)
-                if (inputs := self._look(observation, step)) is not None:
+                if (inputs := self._input(observation, step)) is not None:
                     parts.append(self._score(inputs))
             episode_count += len(parts) > before
-            barren = 0 if len(parts) > before else barren + 1
-            if barren == 20:
+            without_frame = 0 if len(parts) > before else without_frame + 1
+            if without_frame == 20:
                 raise InputError(f"20 episodes ended before step {self.every}, so no frame was taken; lower `every`")
         calibration = Calibration.of(Scores.join(parts, frames), episode_count, gate_target=target)
         self.gate = calibration.gate
         return calibration
 
-    def _look(self, observation: Any, step: int) -> NDArray[Any] | None:
-        """A batch of one of whatever the scorer looks at after a step that is scored, None after others."""
+    def _input(self, observation: Any, step: int) -> NDArray[Any] | None:
+        """The scorer's input after a step that is scored, as a batch of one; None after other steps."""
         looks_at = self.scorer.looks_at
         if looks_at == "frame":
             frames = self._stack.after(step)
@@ -160,7 +170,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             return np.asarray(flat, np.float32)[None]
         if looks_at == "hazard":
             return np.array([self.env.get_wrapper_attr("hazard")()])
-        return self._dice.random((1, 2)) if looks_at == "noise" else np.zeros(1)
+        return self._random.random((1, 2)) if looks_at == "noise" else np.zeros(1)
 
     def _frame(self) -> NDArray[np.uint8]:
         own = _frame_of(self.env)
@@ -193,7 +203,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             self._sums["scored"] += 1
 
     def _episode(self) -> dict[str, float | None]:
-        """Return and bonus apart; scores as means over all steps, kappa over the scored ones, None without any."""
+        """Return and bonus; means of the scores over all steps, and of kappa over scored steps, if any."""
         sums = self._sums
         return {
             "env_return": sums["env_return"],
@@ -205,13 +215,13 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
 
 
 def _gate(name: str, scorer: Scorer) -> AnyGate:
-    """A gate by name; a wrapper cannot calibrate by itself, because that takes episodes which nobody asked for."""
+    """A gate by name. A wrapper does not calibrate by itself, because that would run whole episodes."""
     if name != "auto":
         return GATES[name]
     return GATES["off" if scorer.calibrated else "prior-symmetric"]
 
 
 def _frame_of(env: gymnasium.Env[Any, Any]) -> Callable[[], Any] | None:
-    """The environment's own way to make a frame for scoring, where it has one: without indicators of cost."""
+    """The environment's method `frame`, if it has one; its frames have no indicators of cost."""
     frame = getattr(env.unwrapped, "frame", None)
     return frame if callable(frame) else None

@@ -172,7 +172,7 @@ def test_running_out_of_memory_says_what_to_lower(folder, monkeypatch):
     with pytest.raises(InputError, match="out of memory on cpu with 3 frames at a time; lower the batch"):
         scorer.score(frames(1))
     monkeypatch.setattr(transformers.PreTrainedModel, "to", full)
-    with pytest.raises(InputError, match="does not fit into the memory of cpu; take a smaller model"):
+    with pytest.raises(InputError, match="does not fit into the memory of cpu; use a smaller model"):
         load(folder)
 
 

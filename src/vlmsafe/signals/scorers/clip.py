@@ -1,9 +1,8 @@
-"""Scoring of frames with a frozen CLIP or SigLIP: cosine similarities of a frame's embedding to those of the prompts.
+"""Scores frames with a frozen CLIP or SigLIP: cosine similarities of frame embeddings to prompt embeddings.
 
-The prompts are embedded once, when a model is loaded, and its text tower is dropped. What is left per frame is the
-resizing, the vision tower and one small product for each set of prompts. On a GPU all of it happens there, on batches
-that arrive through two pinned buffers while the batch before is computed. `benchmarks/scoring.py` measures what that
-gains.
+The prompts are embedded once, when a model is loaded, and the text tower is dropped. Each frame then needs resizing,
+the vision tower and one small product for each set of prompts. On a GPU all of it happens there. Batches arrive through
+two pinned buffers while the previous batch is computed; `benchmarks/scoring.py` measures the gain.
 """
 
 from __future__ import annotations
@@ -66,13 +65,13 @@ if TYPE_CHECKING:
 _KINDS = ("clip", "siglip")
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
 
-# Half typed, both of them; what comes from them is Any.
+# Both libraries are only partly typed, so what comes from them is Any.
 _models: Any = transformers
 _hub: Any = huggingface_hub
 
 
 class ClipScorer(Scorer):
-    """Similarities to the prompts, L2-normalised and without the model's logit scale."""
+    """Cosine similarities to the prompts, without the model's logit scale."""
 
     looks_at: ClassVar[InputKind] = "frame"
     rules: ClassVar[tuple[Rule, ...]] = COSINE_RULES
@@ -92,7 +91,7 @@ class ClipScorer(Scorer):
         revision: str | None = None,
         stamp: object = None,
     ) -> None:
-        """Take over the vision tower of a CLIPModel or SiglipModel; `texts` are the prompts' embeddings [P + Q, D]."""
+        """Use the vision tower of a CLIPModel or SiglipModel; `texts` are the prompt embeddings [P + Q, D]."""
         check_options(batch, precision)
         self.groups = groups
         self.batch = batch
@@ -116,7 +115,7 @@ class ClipScorer(Scorer):
         self.whole = self._compile or self._device.type == "cuda"
         self.reentrant = not self.whole
         if self._device.type == "cuda":
-            # On the CPU the convolution is as fast, and what the reference computes to the last digit.
+            # On the CPU the convolution is as fast, and equals the reference to the last digit.
             self._tower.use_patch_product()
         self._tower.convert(getattr(torch, precision))
         self._programs: dict[Size, Callable[[Sequence[Part]], Callable[[], list[Similarities]]]] = {}
@@ -132,11 +131,11 @@ class ClipScorer(Scorer):
         compile: bool = False,
         batch: int = 64,
     ) -> ClipScorer:
-        """A scorer from a folder, the user's Hugging Face cache or, failing these, the hub.
+        """Load a model from a folder, the Hugging Face cache, or the hub.
 
-        `compile` has torch generate code for full batches of one size of frames, at the first call of `score`.
+        With `compile`, torch generates code for full batches of one frame size, at the first call of `score`.
         """
-        find_device(device)  # a wrong one is reported before anything is loaded
+        find_device(device)  # report a wrong device before anything is loaded
         with quiet():
             checkpoint = find(model, lambda source, local: _read(source, model, local), "clip")
             texts = _embed(checkpoint, prompts.texts, model)
@@ -171,16 +170,16 @@ class ClipScorer(Scorer):
             return self._program((frames.shape[1], frames.shape[2]))(given)
         except torch.cuda.OutOfMemoryError as error:
             raise InputError(
-                f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch, or take a "
+                f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch, or use a "
                 "smaller model"
             ) from error
 
     def with_prompts(self, prompts: PromptSet) -> ClipScorer:
-        """The same tower for other prompts; the text tower, which was dropped, is read again for a moment."""
+        """The same vision tower with other prompts. The text tower was dropped, so it is read again for this call."""
         model = str(self._description["model"])
         with quiet():
             checkpoint = find(model, lambda source, local: _read(source, model, local), "clip")
-            if checkpoint.stamp != self._stamp:  # its texts would be compared with another model's images
+            if checkpoint.stamp != self._stamp:  # texts and images would be embedded by different models
                 raise InputError(
                     f"the files of the model '{model}' have changed since it was loaded; start the service again"
                 )
@@ -194,7 +193,7 @@ class ClipScorer(Scorer):
         return dict(self._description)
 
     def _program(self, size: Size) -> Callable[[Sequence[Part]], Callable[[], list[Similarities]]]:
-        """What begins a batch of frames of a size; made ready once, for sizes seldom change."""
+        """The function that begins a batch of frames of a size. It is prepared once per size."""
         if size not in self._programs:
             self._programs[size] = self._ready(size)
         return self._programs[size]
@@ -228,7 +227,7 @@ class ClipScorer(Scorer):
     def _warm_up(
         self, begin: Callable[[Sequence[Part]], Callable[[], list[Similarities]]], size: Size, times: int
     ) -> None:
-        """Have the code generated and, on a GPU, recorded for both of its buffers."""
+        """Generate the code and, on a GPU, record it for both buffers."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -236,12 +235,12 @@ class ClipScorer(Scorer):
                     begin([(np.zeros((self.batch, *size, 3), np.uint8), self._texts)])()
         except torch.cuda.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # for want of a compiler, mostly
+        except RuntimeError as error:  # usually there is no compiler
             raise InputError(f"torch cannot compile the model ({first_line(error)}); leave compile off") from error
 
 
 def compiled(program: nn.Module) -> Callable[[Tensor], Tensor]:
-    """A program with code generated for one shape."""
+    """A program compiled for one shape."""
     found: Callable[[Tensor], Tensor] = torch.compile(program, dynamic=False)
     return found
 
@@ -258,7 +257,7 @@ class _Tower(nn.Module):
         self.vision.embeddings.patch_embedding = PatchProduct(self.vision.embeddings.patch_embedding)
 
     def convert(self, precision: torch.dtype) -> None:
-        """Change the weights' type; the prompts' embeddings and the product with them stay in float32."""
+        """Change the type of the weights. Prompt embeddings and their products stay in float32."""
         self.vision.to(precision)
         self.projection.to(precision)
 
@@ -275,11 +274,11 @@ class _Checkpoint:
     preprocessing: Preprocessing
     revision: str | None
     stamp: object
-    """Tells whether the files are still those that were read."""
+    """Changes when the files change."""
 
 
 def _read(source: str, model: str, local: bool) -> _Checkpoint:
-    """Everything of a checkpoint; `Unreadable` where something is missing, InputError where it is of another kind."""
+    """Read a checkpoint; `Unreadable` if something is missing, InputError for an unsupported kind of model."""
     with in_one_line("configuration"):
         config = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)[0]
     if (kind := config.get("model_type")) not in _KINDS:
@@ -296,7 +295,7 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
                 f"the tokenizer of '{model}' needs the Python packages sentencepiece and protobuf; "
                 "install them with: pip install sentencepiece protobuf"
             ) from error
-        # Without its vocabulary a tokenizer loads all the same, and takes every word for unknown.
+        # A tokenizer loads without its vocabulary too, and then treats every word as unknown.
         if not any(all(find_file(source, name) for name in names) for names in _VOCABULARIES):
             raise FileNotFoundError("there is no vocabulary")
     stamp = _stamp(source)
@@ -304,7 +303,7 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
         network, report = _models.AutoModel.from_pretrained(
             source, dtype=torch.float32, local_files_only=local, output_loading_info=True
         )
-        if missing := sorted(report["missing_keys"]):  # they were drawn at random
+        if missing := sorted(report["missing_keys"]):  # they would keep random values
             raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
     size = _pair(network.config.vision_config.image_size)[0]
     default = Preprocessing.clip(size) if kind == "clip" else Preprocessing.siglip(size)
@@ -314,17 +313,17 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
 
 
 def _stamp(source: str) -> object:
-    """Name, size and time of every file of a folder, or the revision of a model in the cache, where files stay."""
+    """Name, size and time of every file in a folder; for a model in the cache, its revision."""
     if not Path(source).is_dir():
         return revision_of(source)
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(Path(source).iterdir())]
 
 
 def _preprocessor_settings(source: str, local: bool) -> dict[str, Any]:
-    """What the image processor's configuration says, in either of its two files; empty where a model has none."""
+    """The configuration of the image processor, from either of its two files; empty if the model has none."""
     for name in ("processor_config.json", "preprocessor_config.json"):
         if not local:
-            with suppress(EntryNotFoundError):  # which the cache remembers
+            with suppress(EntryNotFoundError):  # the cache remembers that it is missing
                 _hub.hf_hub_download(source, name)
         if path := find_file(source, name):
             settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -339,19 +338,19 @@ def _preprocessor_settings(source: str, local: bool) -> dict[str, Any]:
 
 
 def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Tensor:
-    """The prompts' embeddings [P + Q, D], as each kind of model was trained."""
+    """The prompt embeddings [P + Q, D], computed as each kind of model was trained."""
     network, tokenizer = checkpoint.model.eval(), checkpoint.tokenizer
     longest: int = network.config.text_config.max_position_embeddings
     siglip = checkpoint.kind == "siglip"
-    # SigLIP was trained on lower case, which the tokenizer of SigLIP 2 leaves to its caller.
+    # SigLIP was trained on lower case. The tokenizer of SigLIP 2 does not convert to it.
     texts = [prompt.lower() if siglip else prompt for prompt in prompts]
     for prompt, text in zip(prompts, texts, strict=True):
-        if (count := len(tokenizer(text)["input_ids"])) > longest:  # cut off, it would be another prompt
+        if (count := len(tokenizer(text)["input_ids"])) > longest:  # cutting it off would change its meaning
             raise InputError(
                 f"the prompt '{prompt}' has {count} tokens, and the model '{model}' reads at most {longest}; shorten it"
             )
     with torch.inference_mode():
-        if siglip:  # trained on texts padded at the end to the full length, with attention to the padding
+        if siglip:  # it was trained on texts padded to the full length, with attention to the padding
             tokens = tokenizer(
                 texts, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"
             )

@@ -1,13 +1,12 @@
-"""From rendered frames to the pixels a vision tower reads, on torch tensors and without an imaging library.
+"""Turns rendered frames into the pixels that a vision tower reads, with torch alone and no imaging library.
 
-A model's similarities depend on how its images were resized in training, so this follows the reference processor of
-`transformers`, which resizes with Pillow: horizontally, then vertically, each time with a filter that widens as the
-image shrinks (antialiasing), and rounds to whole pixel values after each of the two passes. On the CPU, torch's resize
-of uint8 tensors does that in integer arithmetic like Pillow's. A GPU has no such kernel; there each pass is a matrix
-product followed by rounding. On random pixels both differ from Pillow by at most two of 255 levels, in fewer than one
-pixel of a hundred on average; resizing in floating point without the rounding in between, by up to twenty levels in
-every fifth. Pillow 13 swaps the two passes for some tall images; models were trained before that, and so it is not done
-here.
+A model's similarities depend on how images were resized in its training, so this follows the reference processor of
+`transformers`. It resizes with Pillow: horizontally, then vertically, each time with a filter that widens as the image
+shrinks (antialiasing), and rounds to whole pixel values after each pass. On the CPU, torch's resize of uint8 tensors
+does the same in integer arithmetic. A GPU has no such kernel, so there each pass is a matrix product followed by
+rounding. On random pixels both differ from Pillow by at most two of 255 levels, in fewer than one pixel of a hundred on
+average. Floating point without the rounding between the passes differs by up to twenty levels, in every fifth pixel.
+Pillow 13 swaps the passes for some tall images. Models were trained before that, so the swap is not made here.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ Resample = Literal["bilinear", "bicubic"]
 Size = tuple[int, int]
 """(height, width)"""
 
-_PILLOW: dict[Any, Resample] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as configuration files have them
+_PILLOW: dict[Any, Resample] = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers, as in configuration files
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a model expects to be done to an image; steps that are None are left out."""
+    """The steps that prepare an image for a model; steps that are None are left out."""
 
     shortest: int | None = None
-    """Resize such that the shorter side has this length and the proportions stay."""
+    """Resize the shorter side to this length and keep the proportions."""
     exact: Size | None = None
-    """Resize to this, whatever the proportions; excludes `shortest`."""
+    """Resize to this size without keeping the proportions; excludes `shortest`."""
     crop: Size | None = None
-    """Then cut this out of the middle, with black around where the image is smaller."""
+    """Then cut this size out of the middle; if the image is smaller, add black around it."""
     resample: Resample = "bicubic"
     rescale: float = 1 / 255
     mean: tuple[float, ...] = _CLIP_MEAN
@@ -49,17 +48,17 @@ class Preprocessing:
 
     @classmethod
     def clip(cls, size: int) -> Preprocessing:
-        """CLIP's own: the shorter side to `size`, then the middle square."""
+        """CLIP's steps: resize the shorter side to `size`, then cut out the middle square."""
         return cls(shortest=size, crop=(size, size))
 
     @classmethod
     def siglip(cls, size: int) -> Preprocessing:
-        """SigLIP's own: a square whatever the proportions, values from -1 to 1."""
+        """SigLIP's steps: resize to a square without keeping the proportions, values from -1 to 1."""
         return cls(exact=(size, size), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], default: Preprocessing) -> Preprocessing:
-        """From the content of a model's preprocessor_config.json; what is not in it is as in `default`."""
+        """Read the content of a model's preprocessor_config.json; missing entries are as in `default`."""
         found = default
         if settings.get("do_pad"):
             raise InputError("the model's preprocessor pads images, which is not supported")
@@ -91,7 +90,7 @@ class Preprocessing:
         return found
 
     def resized(self, size: Size) -> Size:
-        """The size after resizing; the longer side is rounded down, as the reference does."""
+        """The size after resizing; the longer side is rounded down, as in the reference."""
         if self.exact is not None:
             return self.exact
         if self.shortest is None:
@@ -102,14 +101,14 @@ class Preprocessing:
         return self.shortest, int(self.shortest * width / height)
 
     def output(self, size: Size) -> Size:
-        """The size of the pixels a model gets from frames of this size."""
+        """The size of the image that a model gets for frames of this size."""
         return self.crop or self.resized(size)
 
 
 class Preparation(nn.Module):
-    """`Preprocessing` worked out for frames of one size: uint8 [N, height, width, 3] to pixels [N, 3, height, width].
+    """`Preprocessing` for frames of one size: uint8 [N, height, width, 3] to pixels [N, 3, height, width].
 
-    `products` resizes with matrix products of that type instead of torch's uint8 kernel, which exists on the CPU alone.
+    With `products`, it resizes by matrix products of that type; torch's uint8 kernel exists only on the CPU.
     Pixel values are whole numbers up to 255, so float16 rounds only the filter's weights, to 11 binary digits.
     """
 
@@ -137,7 +136,7 @@ class Preparation(nn.Module):
         self.register_buffer("columns", None)
         self._resizes = self._resized != size
         if products is not None and self._resizes:
-            # The cut, and the black border where there is one, are rows left out of the matrices or zero in them.
+            # Cutting leaves rows out of the matrices, and a black border makes rows of zeros.
             down, across = (
                 _cut(_resize_matrix(before, after, preprocessing.resample), wanted, 0).to(products)
                 for before, after, wanted in zip(size, self._resized, self._crop, strict=True)
@@ -157,9 +156,9 @@ class Preparation(nn.Module):
 
 
 class PatchProduct(nn.Module):
-    """A convolution whose stride is its kernel's size, as the matrix product it is: pixels to patch embeddings.
+    """A convolution from pixels to patch embeddings, computed as a matrix product: its stride equals its kernel's size.
 
-    Takes the place of a vision tower's `patch_embedding` on a GPU, where the convolution is slower.
+    It replaces a vision tower's `patch_embedding` on a GPU, where the convolution is slower.
     """
 
     def __init__(self, convolution: nn.Conv2d) -> None:
@@ -174,7 +173,7 @@ class PatchProduct(nn.Module):
         """[N, channels, height, width] to [N, embedding, rows, columns]."""
         count, channels = pixels.shape[:2]
         rows, columns = pixels.shape[2] // self.height, pixels.shape[3] // self.width
-        # Like the convolution, leave out what does not fill a patch at the bottom and the right.
+        # Like the convolution, leave out pixels at the bottom and the right that do not fill a patch.
         filled = pixels[:, :, : rows * self.height, : columns * self.width]
         patches = filled.reshape(count, channels, rows, self.height, columns, self.width).permute(0, 2, 4, 1, 3, 5)
         embeddings = functional.linear(patches.reshape(count, rows * columns, -1), self.weight, self.bias)
@@ -182,18 +181,18 @@ class PatchProduct(nn.Module):
 
 
 def _whole(images: Tensor) -> Tensor:
-    """Rounded to pixel values, which bicubic filters overshoot; halves up, as Pillow does."""
+    """Round to pixel values, halves up as in Pillow, and clip, because bicubic filters overshoot."""
     return (images + 0.5).floor().clamp(0, 255)
 
 
 def _resize_matrix(before: int, after: int, resample: Resample) -> Tensor:
-    """The [after, before] matrix that resizes a column of pixels: what torch's own resize makes of the identity."""
+    """The [after, before] matrix that resizes a column of pixels: torch's own resize of the identity matrix."""
     identity = torch.eye(before)[None, None]
     return functional.interpolate(identity, (after, before), mode=resample, antialias=True)[0, 0]
 
 
 def _cut(images: Tensor, wanted: int, dim: int) -> Tensor:
-    """The middle of a dimension; where it is too short, zeros around it, the odd one in front."""
+    """The middle of a dimension. If it is too short, zeros are added around it, the odd one in front."""
     there = images.shape[dim]
     if there >= wanted:
         return images.narrow(dim, (there - wanted) // 2, wanted)
@@ -202,7 +201,7 @@ def _cut(images: Tensor, wanted: int, dim: int) -> Tensor:
 
 
 def _resize(size: Any, square: bool) -> dict[str, Any]:
-    """The two resize fields from the forms in which configuration files give a size."""
+    """The fields `shortest` and `exact`, from any form of a size in configuration files."""
     if isinstance(size, int) and not square:
         return {"shortest": size, "exact": None}
     if isinstance(size, Mapping) and set(size) == {"shortest_edge"}:

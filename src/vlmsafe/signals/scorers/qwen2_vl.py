@@ -1,15 +1,15 @@
-"""Yes/no probabilities of frames by Qwen2-VL, one question for each group of prompts.
+"""Scores frames with Qwen2-VL: the probability of "yes" to one question for each group of prompts.
 
-The model is asked, in its chat format, whether the frame shows the group's description. With l the logits of the token
-that would come next, and Y and N the ways to write yes and no in one token,
+The model is asked, in its chat format, whether the frame shows the group's description. With l the logits of the next
+token, and Y and N the tokens that spell yes and no,
 
     P(yes | frame, description) = sigmoid(logsumexp of l over Y - logsumexp of l over N)
 
-The two questions about a frame differ only in their last words. What comes before, the frame with it, goes through the
-model once; each question then adds its own words to the attention cache. Frames of a batch have one size, so their
+The two questions about a frame differ only in their last words. Everything before, including the frame, goes through
+the model once; each question then adds its own words to the attention cache. Frames of a batch have one size, so their
 sequences have one length and nothing is padded.
 
-Any Qwen2-VL or Qwen2.5-VL checkpoint will do.
+Any Qwen2-VL or Qwen2.5-VL checkpoint works.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
 KINDS = ("qwen2_vl", "qwen2_5_vl")
-"""What a checkpoint may call itself in its config."""
+"""The values of `model_type` in the config of a supported checkpoint."""
 
 QUESTION = "Does this image show {description}? Answer yes or no."
 IMAGE = "<|image_pad|>"
-# What the checkpoints' own chat templates give for one image and one question. Written out because a template comes
-# with the checkpoint, and two copies of one model could then be asked differently.
+# The result of the checkpoints' own chat templates for one image and one question. It is written out because a template
+# comes with the checkpoint, so two copies of one model could be asked differently.
 CHAT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     f"<|im_start|>user\n<|vision_start|>{IMAGE}<|vision_end|>{{question}}<|im_end|>\n"
@@ -66,12 +66,12 @@ _DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 
-_models: Any = transformers  # half typed; what comes from it is Any
+_models: Any = transformers  # only partly typed, so what comes from it is Any
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model and what its inputs are made with."""
+    """A model with its tokenizer and image processor."""
 
     model: Any
     tokenizer: Any
@@ -81,7 +81,7 @@ class Checkpoint:
 
 
 class Qwen2VLScorer(Scorer):
-    """Two columns: P(yes) for the description of the positive group and for that of the negative one."""
+    """Two columns: P(yes) for the description of the positive group and of the negative group."""
 
     looks_at: ClassVar[InputKind] = "frame"
     rules: ClassVar[tuple[Rule, ...]] = YES_NO_RULES
@@ -98,7 +98,7 @@ class Qwen2VLScorer(Scorer):
             self._model = checkpoint.model.to(device).eval().requires_grad_(False)
         except torch.cuda.OutOfMemoryError:
             raise InputError(
-                f"{name} does not fit into the memory of {device}; take a smaller model, or bfloat16 for its precision"
+                f"{name} does not fit into the memory of {device}; use a smaller model, or the precision bfloat16"
             ) from None
         self._processor = processor = checkpoint.processor
         self._scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
@@ -127,7 +127,7 @@ class Qwen2VLScorer(Scorer):
                     f"{IMAGE} must be the image token of {self._name}, and no part of a description"
                 )
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-        shared = min(same, *(len(tokens) - 1 for tokens in texts))  # one token at least is left over, for its logits
+        shared = min(same, *(len(tokens) - 1 for tokens in texts))  # each ending keeps a token, for its logits
         self._shared, self._endings = texts[0][:shared], [tokens[shared:] for tokens in texts]
 
     @classmethod
@@ -140,7 +140,7 @@ class Qwen2VLScorer(Scorer):
         precision: Precision = "bfloat16",
         batch: int = 8,
     ) -> Qwen2VLScorer:
-        """From a folder, else from the Hugging Face cache, else from the hub."""
+        """Load a model from a folder, the Hugging Face cache, or the hub."""
         if precision not in _DTYPES:
             raise unknown_name("precision", precision, _DTYPES)
         place = find_device(device)
@@ -164,12 +164,12 @@ class Qwen2VLScorer(Scorer):
             except torch.cuda.OutOfMemoryError:
                 raise InputError(
                     f"{self._name} runs out of memory on {self._device} with {self._batch} frames at a time; "
-                    "lower the batch, or take a smaller model"
+                    "lower the batch, or use a smaller model"
                 ) from None
         return probabilities
 
     def _probabilities(self, frames: Inputs) -> torch.Tensor:
-        """P(yes) of frames of one size for both questions, [N, 2]."""
+        """P(yes) for frames of one size and both questions, [N, 2]."""
         pixels, grids = self._patches(frames)
         rows, columns = (int(size) // self._merge for size in grids[0, 1:])
         at, tokens = self._shared.index(self._image), rows * columns
@@ -199,14 +199,14 @@ class Qwen2VLScorer(Scorer):
         return torch.stack(answers, dim=1)
 
     def _patches(self, frames: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Patches of all frames, and each frame's grid of them.
+        """The patches of all frames, and the grid of patches of each frame.
 
-        The checkpoint's processor resizes and cuts. Its standardisation is done here, on the model's device, which
-        leaves the simulators more of the CPU.
+        The checkpoint's processor resizes and cuts. Standardisation happens here, on the model's device, which leaves
+        more of the CPU to the simulators.
         """
         images = self._processor(
             images=list(frames),
-            input_data_format="channels_last",  # said, so that no shape is guessed
+            input_data_format="channels_last",  # otherwise it guesses from the shape
             do_rescale=False,
             do_normalize=False,
             return_tensors="pt",
@@ -235,10 +235,10 @@ class Qwen2VLScorer(Scorer):
 
 
 def _positions(before: int, rows: int, columns: int, after: int) -> torch.Tensor:
-    """Time, row and column of every token, [3, tokens]: the model's rotary positions, worked out for one image.
+    """Time, row and column of every token, [3, tokens]: the model's rotary positions for one image.
 
-    Text counts on in all three. The image stands still in time and spreads over rows and columns, and the text after it
-    goes on from the larger side.
+    For text all three increase together. Tokens of the image share one time and have their own row and column. The text
+    after the image continues from its longer side.
     """
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     image = torch.stack([torch.zeros_like(row), row, column]).reshape(3, -1) + before
@@ -252,7 +252,7 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 def _single_tokens(tokenizer: Any, variants: Sequence[str], name: str) -> dict[str, int]:
-    """The variants that are one token, and can be read back from it, so that an 'unknown' token is not one of them."""
+    """The variants that are one token. Decoding the token must give the variant, which excludes the 'unknown' token."""
     found: dict[str, int] = {}
     for variant in variants:
         tokens = _tokens(tokenizer, variant)
@@ -264,7 +264,7 @@ def _single_tokens(tokenizer: Any, variants: Sequence[str], name: str) -> dict[s
 
 
 def _read(source: str, name: str, dtype: torch.dtype, local: bool) -> Checkpoint:
-    """Model, tokenizer and image processor; not the combined processor, whose video half needs torchvision."""
+    """Read model, tokenizer and image processor. The combined processor would need torchvision for videos."""
     with in_one_line("configuration"):
         config, _ = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)
         if (kind := config.get("model_type")) is None:
@@ -275,11 +275,11 @@ def _read(source: str, name: str, dtype: torch.dtype, local: bool) -> Checkpoint
         model, report = _models.AutoModelForImageTextToText.from_pretrained(
             source, dtype=dtype, local_files_only=local, output_loading_info=True
         )
-        if missing := sorted(report["missing_keys"]):  # which would be left at random
+        if missing := sorted(report["missing_keys"]):  # they would keep random values
             raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
     with in_one_line("tokenizer"):
         tokenizer = _models.AutoTokenizer.from_pretrained(source, local_files_only=local)
     with in_one_line("preprocessor"):
-        # The same pixels whether or not torchvision happens to be installed.
+        # The backend is fixed, so pixels do not depend on whether torchvision is installed.
         processor = _models.AutoImageProcessor.from_pretrained(source, backend="pil", local_files_only=local)
     return Checkpoint(model, tokenizer, processor, revision_of(source))

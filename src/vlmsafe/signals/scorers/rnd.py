@@ -1,18 +1,18 @@
-"""Novelty of an observation by random network distillation: a learned signal that looks at no frame.
+"""Novelty of an observation by random network distillation: a learned signal that needs no frames.
 
-A target network is drawn at random and never changes; a predictor learns to imitate it on the observations that come.
-Where the two disagree, the observation is unlike those before it. For each observation, in this order:
+A target network is drawn at random and never changes. A predictor learns to imitate it on the observations that come.
+Where the two disagree, the observation is unlike the earlier ones. For each observation, in this order:
 
-    1. the observation enters its running mean and deviation, and is standardised by them
-    2. e = mean over the outputs of (predictor - target)^2, and e enters its own running deviation
+    1. the observation updates a running mean and deviation, and is standardised by them
+    2. e = mean over the outputs of (predictor - target)^2, and e updates its own running deviation
     3. z = e / deviation, not centred, and the novelty is nu = 1 - exp(-max(z, 0))
     4. the predictor takes one Adam step on e
 
-So the novelty is that of a predictor which has not seen the observation yet. The mean over outputs, where a sum would
-do as well, changes nothing: z has no scale, and neither has Adam's step.
+So the predictor has not seen the observation when its novelty is computed. A sum over outputs would give the same as
+the mean: z has no scale, and neither has Adam's step.
 
-Every observation is a step of its own. A batch would be faster per observation, but what it gives would depend on where
-the caller cuts. At this size bookkeeping takes the time, not arithmetic, so the networks are plain numpy.
+Every observation is a step of its own. Batches would be faster, but results would depend on where the caller cuts them.
+At this size most of the time is overhead and not arithmetic, so the networks are plain numpy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HIDDEN = (64, 64)
 OUTPUTS = 32
 LEARNING_RATE = 1e-4
 
-_DEVIATION_FLOOR = 1e-12  # where all errors so far are equal
+_DEVIATION_FLOOR = 1e-12  # for the case that all errors so far are equal
 _BELOW_ONE = np.nextafter(np.float32(1.0), np.float32(0.0))
 
 
@@ -66,7 +66,7 @@ class Network:
             bias[:] = rng.uniform(-bound, bound, bias.shape)
 
     def forward(self, inputs: Array) -> list[Array]:
-        """What every layer gives for one input; the last entry is the output."""
+        """The output of every layer for one input; the last entry is the network's output."""
         activations: list[Array] = []
         last = len(self.layers) - 1
         for depth, (weight, bias) in enumerate(self.layers):
@@ -78,7 +78,7 @@ class Network:
         return activations
 
     def backward(self, inputs: Array, activations: list[Array], d_output: Array, gradient: Network) -> None:
-        """Write the gradient of every weight and bias into `gradient`, given that of the output."""
+        """Write the gradient of every weight and bias into `gradient`, given the gradient of the output."""
         delta = d_output
         for depth in reversed(range(len(self.layers))):
             into = activations[depth - 1] if depth else inputs
@@ -91,11 +91,11 @@ class Network:
 
 
 class RndScorer(Scorer):
-    """One column: the novelty of each observation, in [0, 1). Learns from everything it scores.
+    """One column: the novelty of each observation, in [0, 1). It learns from everything that it scores.
 
-    The start has no statistics to go by. The first observation is its own mean, so it is standardised to zero. Its
-    error has nothing to be compared with and is not divided by anything. From the second on, the deviation is the
-    unbiased one of all errors so far, the current one included.
+    The first observation has no statistics: it is its own mean, so it is standardised to zero, and its error is not
+    divided. From the second observation on, errors are divided by the unbiased deviation of all errors so far,
+    including the current one.
     """
 
     looks_at: ClassVar[InputKind] = "observation"
@@ -120,7 +120,7 @@ class RndScorer(Scorer):
         width = self._target.sizes[0]
         if observations.ndim != 2 or observations.shape[1] != width:
             raise InputError(f"expected observations of shape [N, {width}], got {list(observations.shape)}")
-        if not np.isfinite(observations).all():  # one such number would stay in the statistics for good
+        if not np.isfinite(observations).all():  # such a number would never leave the statistics
             raise InputError("an observation holds a value that is not finite; its novelty cannot be scored")
         novelties = np.empty((len(observations), 1), np.float32)
         for row, observation in enumerate(observations):
@@ -128,7 +128,7 @@ class RndScorer(Scorer):
         return np.minimum(novelties, _BELOW_ONE)  # a large z rounds to one
 
     def _novelty(self, observation: Array) -> float:
-        """One step: statistics, novelty, and the predictor's update."""
+        """Update the statistics, compute the novelty, and train the predictor on the observation."""
         self._normaliser.update(observation)
         first = self._normaliser.count == 1
         inputs = np.zeros_like(observation) if first else self._normaliser.normalise(observation)
@@ -150,7 +150,7 @@ class RndScorer(Scorer):
         }
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Everything a later step depends on; the target too, so that a checkpoint needs no seed to continue."""
+        """Everything that later steps depend on, including the target, so a checkpoint continues without the seed."""
         return {
             "target": self._target.block.copy(),
             "predictor": self._predictor.block.copy(),
@@ -171,13 +171,13 @@ class RndScorer(Scorer):
 
 
 class _Deviation:
-    """Running unbiased standard deviation of plain numbers."""
+    """The running unbiased standard deviation of numbers."""
 
     def __init__(self, count: float = 0.0, mean: float = 0.0, m2: float = 0.0) -> None:
         self._count, self._mean, self._m2 = count, mean, m2
 
     def update(self, value: float) -> float:
-        """Take in one number; the deviation of all so far, or 1 where there is only this one."""
+        """Add a number and return the deviation of all so far; 1 for the first number."""
         self._count += 1.0
         delta = value - self._mean
         self._mean += delta / self._count

@@ -1,4 +1,4 @@
-"""The scorer that ships in the package. This file needs no torch: `vlmsafe doctor` looks at the weights with it."""
+"""The scorer that ships in the package. This file needs no torch, so `vlmsafe doctor` can use it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ SHIPPED = Path(__file__).with_name("weights.safetensors")
 
 
 def revision_of(path: Path) -> str:
-    """What tells weights apart: the first 12 digits of their file's SHA-256."""
+    """Identifies weights by the first 12 digits of their file's SHA-256."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]

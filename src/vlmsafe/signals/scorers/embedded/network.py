@@ -1,8 +1,8 @@
-"""The embedded scorer's network: an image tower and a text tower that meet in one space, and its file.
+"""The embedded scorer's network and its file: an image tower and a text tower that embed into one space.
 
-A frame is seen twice, whole and its middle half, both at 128 pixels: shrunk whole, a frame of MetaDrive leaves a car
-four pixels wide and hardly a gap between it and the line beside it, and the middle alone does not show what comes. With
-the frame of a moment earlier beside it, it also shows speed.
+Each frame is used twice, whole and its middle half, both at 128 pixels. In a whole frame of MetaDrive at that size, a
+car is four pixels wide and the gap to its lane line is hardly visible. The middle half alone does not show what lies
+ahead. An earlier frame in the same stack shows speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn import functional
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.embedded import SHIPPED
 
-_AT_A_TIME = 16
+_AT_A_TIME = 16  # frames
 _FORMAT = "vlmsafe embedded scorer 1"
 
 
@@ -31,23 +31,23 @@ class Architecture:
     """Sizes of the two towers."""
 
     size: int = 128
-    """Pixels of a view, across and down."""
+    """Width and height of a view in pixels."""
     frames: int = 2
-    """Frames of a moment that are judged together, see `vlmsafe.signals.frame_stack`."""
+    """Frames in a stack, see `vlmsafe.signals.frame_stack`."""
     widths: tuple[int, ...] = (16, 32, 64, 128, 192)
-    """Channels, from stage to stage; each halves the resolution."""
+    """Channels of each stage; every stage halves the resolution."""
     depths: tuple[int, ...] = (0, 1, 2, 2, 1)
-    """Further convolutions of a stage, with a connection around each."""
+    """Additional convolutions of each stage, with a skip connection around each."""
     dimension: int = 128
-    """Of the space where frames and texts meet."""
+    """Dimension of the space of both embeddings."""
     text_width: int = 96
     text_layers: int = 2
     longest: int = 32
-    """Words of a prompt, at most."""
+    """The most words that a prompt may have."""
 
 
 class Embedding(nn.Module):
-    """Frames and texts to unit vectors of one space; their product is the similarity."""
+    """Embeds frames and texts as unit vectors of one space; their product is the similarity."""
 
     def __init__(self, words: tuple[str, ...], architecture: Architecture | None = None) -> None:
         super().__init__()
@@ -55,44 +55,44 @@ class Embedding(nn.Module):
         self.architecture = architecture or Architecture()
         self._image = _ImageTower(self.architecture)
         self._text = _TextTower(len(words), self.architecture)
-        self.log_scale = nn.Parameter(torch.tensor(2.3))  # of similarities in training's loss
+        self.log_scale = nn.Parameter(torch.tensor(2.3))  # of similarities in the training loss
         self.bias = nn.Parameter(torch.tensor(0.0))
 
     @property
     def longest(self) -> int:
-        """Words of a prompt, at most."""
+        """The most words that a prompt may have."""
         return self.architecture.longest
 
     def image(self, frames: Tensor) -> Tensor:
-        """Moments uint8 [N, height, width, 3 frames], frames of any size, to unit vectors [N, D]."""
+        """Stacks uint8 [N, height, width, 3 frames], with frames of any size, to unit vectors [N, D]."""
         if frames.device.type == "cpu" and len(frames) > _AT_A_TIME:
-            # In portions that fit into the processor's cache it takes two thirds of the time.
+            # Portions that fit into the processor's cache take two thirds of the time.
             return torch.cat([self.image(part) for part in torch.split(frames, _AT_A_TIME)])
         return self.image_of_views(views(frames, self.architecture.size))
 
     def image_of_views(self, seen: Tensor) -> Tensor:
         """Both views of each frame, [N, 6 frames, size, size] with values from 0 to 255, to unit vectors."""
-        # White becomes 0, which is also what convolutions pad with: most frames lie on white ground.
+        # White becomes 0, which is also the padding of convolutions: most frames have a white background.
         pixels = 1.0 - seen.to(self.log_scale.dtype) / 255.0
         return functional.normalize(self._image(pixels).float(), dim=-1)
 
     def text(self, tokens: Tensor) -> Tensor:
-        """int64 [P, L], 0 where a text has ended, to unit vectors [P, D]."""
+        """Tokens int64 [P, L], padded with 0, to unit vectors [P, D]."""
         return functional.normalize(self._text(tokens).float(), dim=-1)
 
 
-def views(moments: Tensor, size: int) -> Tensor:
-    """Frames uint8 [N, height, width, C] whole and their middle half, [N, 2 C, size, size] from 0 to 255."""
-    height, width = moments.shape[1:3]
+def views(stacks: Tensor, size: int) -> Tensor:
+    """Both views of stacks uint8 [N, height, width, C]: whole and middle half, [N, 2 C, size, size] from 0 to 255."""
+    height, width = stacks.shape[1:3]
     top, left = height // 4, width // 4
-    middle = moments[:, top : height - top, left : width - left]
-    return torch.cat([_resized(moments, size), _resized(middle, size)], dim=1)
+    middle = stacks[:, top : height - top, left : width - left]
+    return torch.cat([_resized(stacks, size), _resized(middle, size)], dim=1)
 
 
 def _resized(frames: Tensor, size: int) -> Tensor:
-    """Each pixel of the result is the mean of those it covers."""
+    """Resize; each pixel of the result is the mean of the pixels that it covers."""
     height, width = frames.shape[1:3]
-    if (height, width) == (2 * size, 2 * size):  # the usual size, in half the time
+    if (height, width) == (2 * size, 2 * size):  # faster, for the usual size
         sums = frames[:, ::2, ::2].short().add_(frames[:, 1::2, ::2])
         sums.add_(frames[:, ::2, 1::2]).add_(frames[:, 1::2, 1::2])
         return sums.float().mul_(0.25).permute(0, 3, 1, 2)
@@ -110,7 +110,7 @@ class _ImageTower(nn.Module):
             layers += [_Around(_convolution(width, width)) for _ in range(depth)]
             channels = width
         self.stages = nn.Sequential(*layers)
-        # Where in the frame something is matters as much as what it is, so nothing is averaged over the frame.
+        # Positions in the frame matter as much as what is there, so nothing is averaged over the frame.
         side = architecture.size // 2 ** len(architecture.widths)
         self.head = nn.Sequential(
             nn.Flatten(),
@@ -155,14 +155,14 @@ class _TextTower(nn.Module):
         values = self.words(tokens) + self.places[: tokens.shape[1]]
         for layer in self.layers:
             values = layer(values, src_key_padding_mask=padding)
-        # Words weigh as much as they say: "the car is" stands in most texts and tells none from another.
+        # Words have learned weights: "the car is" appears in most texts and distinguishes none of them.
         weights = self.weight(values).masked_fill(padding[..., None], -torch.inf).softmax(dim=1)
         found: Tensor = self.head((values * weights).sum(dim=1))
         return found
 
 
 def fused(model: Embedding) -> Embedding:
-    """The same functions with each convolution's normalisation folded into its weights, as they stay from now on."""
+    """Fold the normalisation of each convolution into its weights, which must not change afterwards."""
     for pair in _pairs(model):
         convolution, normalisation = pair[0], pair[1]
         assert isinstance(convolution, nn.Conv2d)
@@ -208,5 +208,5 @@ def load(path: Path | None = None) -> Embedding:
         convolution.bias = nn.Parameter(torch.zeros(convolution.out_channels))
         pair[1] = nn.Identity()
     model.load_state_dict(weights)
-    # Frames come with their channels last, and stay so: reordering them would take a quarter of the time.
+    # Frames come with their channels last and keep this order: reordering would take a quarter of the time.
     return model.requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,7 +1,8 @@
-"""Scoring of frames with the small dual encoder that ships in the package and needs no download.
+"""Scores frames with the small dual encoder that ships in the package and needs no download.
 
-Like CLIP it gives cosines of a frame's embedding to those of the prompts, which are embedded once. Unlike CLIP it has
-seen the simulators of this package, and knows few words; `card.md` beside the weights says which and how it was made.
+Like CLIP it gives cosines of frame embeddings to prompt embeddings, and embeds the prompts once. Unlike CLIP it was
+trained on the simulators of this package and knows few words; `card.md` in this folder lists them and says how the
+model was made.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddedScorer(Scorer):
-    """Cosines of frames with prompts by a model of this project."""
+    """Cosines of frames with prompts, from a model of this project."""
 
     looks_at: ClassVar[InputKind] = "frame"
     rules: ClassVar[tuple[Rule, ...]] = COSINE_RULES
@@ -91,7 +92,7 @@ class EmbeddedScorer(Scorer):
         precision: Precision = "float32",
         batch: int = 64,
     ) -> EmbeddedScorer:
-        """A scorer from a file of weights, or with an empty name from the one in the package."""
+        """Load a model from a file of weights; an empty name is the model in the package."""
         path = Path(file).expanduser() if file else SHIPPED
         return cls(
             _read(path),
@@ -116,7 +117,7 @@ class EmbeddedScorer(Scorer):
         return other
 
     def score(self, inputs: Inputs) -> Similarities:
-        """Moments uint8 [N, height, width, 3 frames] to similarities [N, P + Q]."""
+        """Stacks uint8 [N, height, width, 3 frames] to similarities [N, P + Q]."""
         check_frames(inputs, self.frames)
         parts = (inputs[start : start + self.batch] for start in range(0, len(inputs), self.batch))
         found = [part for (part,) in overlapped(self.begin([(self, frames)]) for frames in parts)]
@@ -161,11 +162,11 @@ class EmbeddedScorer(Scorer):
 
 
 def _read(path: Path) -> Embedding:
-    """The model in a file, or one line that says why there is none."""
+    """The model in a file; errors are one line."""
     try:
         return load(path)
     except InputError:
         raise
-    except Exception as error:  # whatever torch and JSON say of contents that do not fit together
+    except Exception as error:  # torch and JSON raise many kinds of errors for damaged contents
         text = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"the model in {path} is damaged: {text}") from error

@@ -1,8 +1,8 @@
-"""Prompts as the words of a fixed vocabulary.
+"""Splits prompts into words of a fixed vocabulary.
 
-A model that was trained on a few hundred words has nothing to say of others. Rather than spell them in pieces it never
-saw together, this looks for the vocabulary's own form of a word ("drives" for "driving", "center" for "centre") and
-reports the words that have none, so that nobody believes they were read.
+The model was trained on a few hundred words and cannot use others. The tokenizer looks for the vocabulary's form of a
+word ("drives" for "driving", "center" for "centre"). It reports words without one, so the user knows that they were
+ignored.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ STOP_WORDS = frozenset({
     "he", "her", "his", "i", "in", "is", "it", "its", "of", "or", "our", "she", "that", "the", "their", "there",
     "these", "they", "this", "those", "to", "was", "we", "were", "which", "with", "you", "your",
 })  # fmt: skip
-"""Words that say nothing about a frame: alone they are no prompt, and nothing is lost where one is unknown."""
+"""Words that say nothing about a frame: they make no prompt by themselves, and may be unknown without a warning."""
 
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # an apostrophe within a word belongs to it, a hyphen does not
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # an apostrophe within a word is part of it, a hyphen is not
 _NEGATIONS = {"can't": "can", "cannot": "can", "won't": "will", "shan't": "shall"}  # the others end in n't
-_SHORT = 3  # letters that a word must have left when its ending is taken off
+_SHORT = 3  # the fewest letters that remain when an ending is removed
 
-# Endings that are taken off, what may stand in their place, and whether the letter before may be doubled ("hitting") or
-# an e be dropped ("driving").
+# Endings that are removed, what replaces them, and whether the letter before may be doubled ("hitting") or an e may be
+# dropped ("driving").
 _ENDINGS = (
     ("ies", "y", False), ("ied", "y", False), ("ier", "y", False), ("iest", "y", False), ("ily", "y", False),
     ("es", "", False), ("s", "", False),
@@ -36,7 +36,7 @@ _ENDINGS = (
 )  # fmt: skip
 _KEEPS_S = ("ss", "us", "is")  # across, bus, this
 _TAKES_ES = ("s", "x", "z", "ch", "sh", "o")  # "crashes", but "lanes"
-# One syllable that ends in one consonant doubles it before an ending, so "staring" comes from "stare" and not "star".
+# A single syllable with one final consonant doubles it before an ending, so "staring" is from "stare", not "star".
 _DOUBLES = re.compile(r"[^aeiou]*[aeiouy][^aeiouwxy]")
 
 _SPELLINGS = (
@@ -51,21 +51,21 @@ _SPELT_APART = {"grey": "gray", "kerb": "curb", "tyre": "tire", "programme": "pr
 
 
 class Tokenizer:
-    """Words to numbers; 0 is padding, i + 1 the vocabulary's word i."""
+    """Turns words into numbers: 0 is padding, and i + 1 is word i of the vocabulary."""
 
     def __init__(self, words: Sequence[str], longest: int | None = None) -> None:
         """`longest` is the most words a prompt may have, None for no limit."""
         self.words, self.longest = tuple(words), longest
         self._tokens = {word: token for token, word in enumerate(self.words, start=1)}
         self._content = [word for word in self.words if word not in STOP_WORDS]
-        # Other spellings first: a word is sooner another spelling of one than another form of one.
+        # Spellings come first: they are a better match than other forms of a word.
         self._forms = {_american(word): word for word in reversed(self._content)}
         for word in self._content:
             for base in _bases(word):
                 self._forms.setdefault(base, word)
 
     def find(self, word: str) -> str | None:
-        """The vocabulary's form of a word, or None where it has none.
+        """The vocabulary's form of a word, or None.
 
         >>> Tokenizer(["center", "drives"]).find("driving"), Tokenizer(["center"]).find("centred")
         ('drives', 'center')
@@ -96,7 +96,7 @@ class Tokenizer:
                 f"the prompt '{prompt}' has no word that the scorer 'embedded' knows; it was trained on "
                 f"{len(self.words)} words such as {', '.join(examples)}. Reword it, or take --scorer clip"
             )
-        if self.longest is not None and len(known) > self.longest:  # cut off, it would be another prompt
+        if self.longest is not None and len(known) > self.longest:  # cutting it off would change its meaning
             raise InputError(
                 f"the prompt '{prompt}' has {len(known)} words, and the scorer 'embedded' reads at most "
                 f"{self.longest}; shorten it"
@@ -104,23 +104,23 @@ class Tokenizer:
 
 
 def split(prompt: str) -> Iterator[str]:
-    """The words of a text in lower case, without punctuation; a contracted "not" is a word, other contractions go.
+    """The words of a text in lower case, without punctuation. "n't" becomes "not"; other contractions are dropped.
 
     >>> list(split("The road's edge isn't ego-centred!"))
     ['the', 'road', 'edge', 'is', 'not', 'ego', 'centred']
     """
     for word in _WORD.findall(prompt.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")):
         stem = _NEGATIONS.get(word) or (word.removesuffix("n't") if word.endswith("n't") else None)
-        if stem is not None:  # a prompt must not turn into its opposite
+        if stem is not None:  # without "not", a prompt would mean its opposite
             yield from (stem, "not")
         else:
             yield word.partition("'")[0]
 
 
 def _bases(word: str) -> list[str]:
-    """What a word may be a form of, in American spelling: itself first, then without its ending.
+    """Words that a word may be a form of, in American spelling: itself first, then without its ending.
 
-    Of a plural a second ending may go ("markings"); more than that makes other words ("centered", "cent").
+    A plural may lose a second ending ("markings"). Removing more would give other words ("centered", "cent").
     """
     shorter = list(_without_ending(word))
     shortest = [base for one in shorter if word.endswith("s") for base in _without_ending(one)]
