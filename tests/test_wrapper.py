@@ -130,7 +130,7 @@ def test_settings_that_cannot_work_are_refused(settings, message):
 
 
 def test_the_oracle_needs_a_hazard_and_says_so_at_once():
-    with pytest.raises(InputError, match=r"reads the environment's hazard\(\), and this one has none"):
+    with pytest.raises(InputError, match=r"calls the environment's hazard\(\), and this environment has none"):
         SemanticSignals(gymnasium.make("Pendulum-v1"), "oracle")
 
 

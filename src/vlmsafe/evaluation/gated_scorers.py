@@ -94,16 +94,16 @@ def gated_scorers(
             name,
             chosen,
             device=device,
-            precision=signal.precision,
+            precision=signal.precision,  # of the run, also for scorers that are not its own
             batch=batch,
             observation=policy_shape(plan.checkpoint).observation,
             seed=(plan.run.config.seed,),
             service=service,
             service_wait=signal.service_wait,
         )
-        gate: AnyGate = Gate()
+        gate = GATES[name.kind.trace_gate]
         if str(name) == own and prompts is None:
-            gate = _own_gate(plan)
+            gate = _own_gate(plan, gate)
             mark = "scorer."
             arrays = plan.checkpoint.arrays.items()
             scorer.load_state({key.removeprefix(mark): array for key, array in arrays if key.startswith(mark)})
@@ -129,12 +129,12 @@ def _prompts(plan: Plan, name: ScorerName, prompts: str | None) -> PromptSet | N
     return load_prompts(plan.spec.prompts)
 
 
-def _own_gate(plan: Plan) -> AnyGate:
-    """The run's gate from the checkpoint; the prior-symmetric one if the run has no gate."""
+def _own_gate(plan: Plan, otherwise: AnyGate) -> AnyGate:
+    """The run's gate from the checkpoint, or another one if the run has no gate."""
     kind = plan.run.config.signal.gate
     if kind == "calibrated":
         return Calibration.from_dict(plan.checkpoint.values["calibration"]).gate
-    return Gate() if kind == "off" else GATES[kind]
+    return otherwise if kind == "off" else GATES[kind]
 
 
 def _label(name: ScorerName, taken: Mapping[str, GatedScorer]) -> str:

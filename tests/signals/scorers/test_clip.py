@@ -535,7 +535,7 @@ def test_preprocessor_that_does_not_fit_the_model_is_an_error(tiny):
     [
         ({"device": "gpu"}, "unknown device 'gpu'"),
         ({"device": "cuda:x"}, "unknown device 'cuda:x'"),
-        ({"device": "cuda:99"}, "device 'cuda:99' is not there"),
+        ({"device": "cuda:99"}, "device 'cuda:99' does not exist"),
         ({"precision": "float16"}, "unknown precision 'float16'"),
         ({"batch": 0}, "at least one frame"),
     ],

@@ -299,7 +299,7 @@ def test_frames_of_a_wrong_type_or_shape_are_an_error(weights, frames, came):
     ("options", "named"),
     [
         ({"device": "gpu"}, "unknown device 'gpu'"),
-        ({"device": "cuda:99"}, "device 'cuda:99' is not there"),
+        ({"device": "cuda:99"}, "device 'cuda:99' does not exist"),
         ({"precision": "float16"}, "unknown precision 'float16'"),
         ({"batch": 0}, "at least one frame"),
     ],

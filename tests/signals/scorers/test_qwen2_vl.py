@@ -182,7 +182,7 @@ def test_running_out_of_memory_says_what_to_lower(folder, monkeypatch):
         ({"batch": 0}, "at least 1, got 0"),
         ({"precision": "float16"}, "unknown precision 'float16'; did you mean 'bfloat16'"),
         ({"device": "gpu"}, "unknown device 'gpu'; known: auto, cpu"),
-        ({"device": "cuda:97"}, "device 'cuda:97' is not there"),
+        ({"device": "cuda:97"}, "device 'cuda:97' does not exist"),
         ({"prompts": PromptSet(("a",), ("b",), "<|image_pad|>", "a crash")}, "has 2 places for an image, expected one"),
     ],
 )

@@ -67,8 +67,10 @@ class ScorerKind:
     only the loaded scorer knows, or no text."""
     rules: tuple[Rule, ...] | None = None
     """The scoring rules for its similarities; None where only the loaded scorer can say."""
-    gate: Literal["prior-symmetric", "calibrated"] = "prior-symmetric"
-    """What the gate 'auto' stands for."""
+    gate: Literal["prior-symmetric", "calibrated", "probability"] = "prior-symmetric"
+    """What the gate 'auto' of a run stands for."""
+    trace_gate: Literal["prior-symmetric", "probability"] = "prior-symmetric"
+    """The gate in a trace of a run whose own scorer is another one, or has no gate: nothing calibrates it there."""
     precision: Precision = "float32"
     """Number format where the caller chooses none."""
     batch: int = 64
@@ -235,10 +237,11 @@ KINDS = {
             packages=("torch", "transformers"),
             large="large",
         ),
-        # Known problem: the gate and the precision below do not suit this model. They apply wherever its own method,
-        # `qwen2-vl-conf`, does not set them. The prior-symmetric gate has the scale of CLIP's margins; differences of
-        # probabilities are far larger, so kappa is nearly always 1, and the gate 'probability' would fit. In float32
-        # the 7B model takes 33 GB, twice as much as in bfloat16. Both stay until results may change.
+        # Known problem: the gates and the precision below do not suit this model. They apply wherever its own method,
+        # `qwen2-vl-conf`, does not set them: in other methods, traces, prompt benches and the wrapper. The
+        # prior-symmetric gate has the scale of CLIP's margins; differences of probabilities are far larger, so kappa is
+        # nearly always 1, and the gate 'probability' would fit. In float32 the 7B model takes 33 GB, twice as much as
+        # in bfloat16. The values stay until results may change.
         ScorerKind(
             "qwen2-vl",
             _qwen2_vl,
@@ -249,6 +252,7 @@ KINDS = {
             compares="descriptions",
             rules=YES_NO_RULES,
             gate="prior-symmetric",
+            trace_gate="prior-symmetric",
             precision="float32",
             shared=True,
             downloaded=True,
