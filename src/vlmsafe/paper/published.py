@@ -1,9 +1,9 @@
 """The paper's printed numbers as tables.
 
-Each table of the paper that holds numbers is one CSV in `tables/`, or two where it has two panels; `index.yaml`
-describes them. Two more hold numbers that only the running text gives. `contradictions.yaml` is for summaries that
-the paper's own numbers do not give, with both values, and for sentences that do not fit its tables; a test computes
-the former anew.
+Each table of the paper that holds numbers is one CSV file in `tables/`, or two if it has two panels; `index.yaml`
+describes them. Two more files hold numbers that appear only in the running text. `contradictions.yaml` lists summaries
+that do not follow from the paper's own numbers, with both values, and sentences that do not fit its tables. A test
+recomputes the summaries.
 
 >>> families = published("conf-families").filter(kind="seed", family="A")
 >>> families["cost_last_10"].mean()
@@ -29,7 +29,7 @@ _FOLDER = resources.files("vlmsafe.paper") / "tables"
 
 @dataclass(frozen=True)
 class PublishedColumn:
-    """What a column holds; the same in every table."""
+    """What a column holds. It is the same in every table."""
 
     type: Literal["str", "int", "float", "bool"]
     unit: str
@@ -53,7 +53,7 @@ class PublishedTable:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A cell of the paper that its own printed numbers do not give, whatever their rounding."""
+    """A cell of the paper that does not follow from its printed numbers, even with rounding."""
 
     table: str
     """The table with the cell."""
@@ -63,14 +63,14 @@ class Contradiction:
     computed: float
     """From the numbers in `source`."""
     tolerance: float
-    """How far the two may lie apart through rounding: half a unit of the printed digit, and that of the sources."""
+    """The largest difference that rounding of the cell and of its sources can explain."""
     source: str
     """The table it was computed from."""
 
 
 @dataclass(frozen=True)
 class Misstatement:
-    """Something the paper says that a table of its own does not bear out."""
+    """A sentence of the paper that one of its own tables does not support."""
 
     where: str
     says: str
@@ -78,7 +78,7 @@ class Misstatement:
 
 
 def tables() -> list[PublishedTable]:
-    """All tables, in the paper's order; those from the running text last."""
+    """All tables in the paper's order, followed by those from the running text."""
     return list(_tables().values())
 
 
@@ -90,9 +90,9 @@ def table(name: str) -> PublishedTable:
 
 
 def published(name: str, printed: bool = False) -> pl.DataFrame:
-    """One table; cells without a number are null.
+    """One table. Cells without a number are null.
 
-    `printed` leaves every cell as the text in the paper, so that the digits tell how far it was rounded.
+    `printed` keeps every cell as the text in the paper, so that its digits show how it was rounded.
     """
     chosen = table(name)
     text = (_FOLDER / f"{name}.csv").read_text(encoding="utf-8")
@@ -108,7 +108,7 @@ def windows() -> dict[str, str]:
 
 
 def left_out() -> dict[str, str]:
-    """Labels of the paper's tables that are not here, each with the reason."""
+    """Labels of the paper's tables that are left out, each with the reason."""
     return dict(_read("index.yaml")["left_out"])
 
 
@@ -128,12 +128,12 @@ def labels() -> dict[str, Label]:
 
 
 def contradictions() -> list[Contradiction]:
-    """Every cell known to disagree with the numbers it sums up."""
+    """Every cell that is known to disagree with the numbers it summarises."""
     return msgspec.convert(_read("contradictions.yaml")["cells"], list[Contradiction])
 
 
 def misstatements() -> list[Misstatement]:
-    """Every sentence known not to fit a table."""
+    """Every sentence that is known not to fit a table."""
     return msgspec.convert(_read("contradictions.yaml")["statements"], list[Misstatement])
 
 

@@ -1,4 +1,4 @@
-"""Cells of tables: an arm's or a run's outcome with its deviation, interval and published value."""
+"""Cells of tables: the outcome of an arm or a run, with its deviation, interval and published value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUANTITIES: dict[Outcome, str] = {
     "env_return": "environment_return",
     "shaped_return": "logged_return",
 }
-"""What `side_by_side` calls an outcome."""
+"""The name of each outcome in `side_by_side`."""
 _METRICS = {"path": "path_length", "net_progress": "progress"}
 _HEADINGS = {
     "cost": "cost",
@@ -69,19 +69,19 @@ def count(value: int) -> Cell:
 
 
 def share(part: int, whole: int) -> Cell:
-    """So many of so many, sorted by their ratio."""
+    """A count out of a total, sorted by the ratio."""
     return Cell(part / whole if whole else None, f"{part}/{whole}")
 
 
 class Notes:
-    """What the published values in a table differ from ours in, gathered as its cells are made."""
+    """The conditions in which published values differ from ours, gathered while the cells of a table are made."""
 
     def __init__(self) -> None:
         self._found: dict[str, None] = {}
         self._any = False
 
     def add(self, row: dict[str, Any]) -> str:
-        """Take in a row of `side_by_side`; the mark to set beside its published value."""
+        """Add a row of `side_by_side`; returns the mark that follows its published value."""
         self._any = True
         self._found |= dict.fromkeys(row["differences"] or ())
         return "" if row["comparable"] else MARK
@@ -90,7 +90,7 @@ class Notes:
         if not self._any:
             return []
         lines = ["Published values stand under ours, with the published deviation over runs where there is one."]
-        # Which scorer looked is said whatever else is cut.
+        # The scorer comes first, so that it is never cut.
         found = sorted(self._found, key=lambda text: not text.startswith("signal.scorer"))
         if found:
             more = f"; and {len(found) - most} more, see the table of published values" if len(found) > most else ""
@@ -101,7 +101,7 @@ class Notes:
 def arm_cell(
     dataset: Dataset, arm: ArmRecord, outcome: Outcome, source: str, window: Window, notes: Notes | None = None
 ) -> Cell:
-    """An arm's outcome over its runs; empty where no run has it."""
+    """An arm's outcome over its runs. The cell is empty if no run has it."""
     values = list(values_of(arm, outcome, source, window).values())
     row = dataset.published(arm.env, arm.name, None, source, window, QUANTITIES[outcome]) if notes else None
     return _cell(values, outcome, _budget(arm), row, notes)
@@ -135,7 +135,7 @@ def mean_of(run: RunRecord, protocol: str, column: str) -> float | None:
 
 
 def metrics_of(runs: Iterable[RunRecord], protocol: str) -> list[str]:
-    """The task metrics that some run's evaluation has, in the environment's order."""
+    """The task metrics in the evaluations of these runs, in the environment's order."""
     found: dict[str, None] = {}
     for run in runs:
         table = run.evaluations.get(protocol)
@@ -169,7 +169,7 @@ def settings_word(value: Any) -> str:
 
 
 def by_seed(key: int | str) -> tuple[bool, int, str]:
-    """Seeds by number, then runs by name."""
+    """Sort key: seeds by number, then runs by name."""
     return (True, 0, key) if isinstance(key, str) else (False, key, "")
 
 
@@ -198,7 +198,7 @@ def _cell(
     if len(values) >= LEAST:
         interval = bootstrap_mean(scaled, resamples=2000)
         ends |= {"low": interval.low, "high": interval.high}
-    # Under another budget it is no value of the same thing, and one run has no deviation.
+    # A value under another budget is not comparable, and a single run has no deviation.
     if row is not None and notes is not None and not any(text.startswith("budget ") for text in row["differences"]):
         std = row["published_std"] if (row["published_runs"] or 2) > 1 else None
         ends |= {"published": row["published"], "published_std": std, "mark": notes.add(row)}
@@ -209,14 +209,14 @@ def _cell(
 
 
 def varied(arms: Sequence[ArmRecord]) -> list[str]:
-    """The settings in which the arms differ, of those that have an effect."""
+    """The settings that have an effect and differ between the arms."""
     found = [effective(arm.first.settings) for arm in arms]
     names = sorted({name for settings in found for name in settings})
     return [name for name in names if len({str(settings.get(name, ABSENT)) for settings in found}) > 1]
 
 
 def env_column(envs: Sequence[str]) -> list[Column]:
-    """Only where there are several: a column that says the same everywhere says nothing."""
+    """A column for the environment, if there are several."""
     return [Column("env", "environment")] if len(envs) > 1 else []
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 COLOURS = 8
-"""Colours of groups; more groups than that share them."""
+"""The number of colours. Further groups use them again."""
 State = Literal["", "over", "within"]
 
 
 def minus(text: str) -> str:
-    """A number with the sign that is as wide as a plus.
+    """A number with a minus sign instead of a hyphen.
 
     >>> minus("-3.1") == "\N{MINUS SIGN}3.1"
     True
@@ -30,7 +30,7 @@ class Cell:
 
     value: float | str | None = None
     text: str = ""
-    """As shown; for a number without text, the column's form."""
+    """As shown. A number without a text is shown with the column's digits."""
     low: float | None = None
     high: float | None = None
     """Ends of its interval."""
@@ -38,9 +38,9 @@ class Cell:
     published: float | None = None
     published_std: float | None = None
     mark: str = ""
-    """Beside the published value, where it was not obtained under the same conditions."""
+    """Follows a published value that was obtained under other conditions."""
     state: State = ""
-    """Whether a cost is over its budget; shown by more than colour."""
+    """Whether a cost is over its budget."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Column:
     """Decimals of numbers; None for text."""
     percent: bool = False
     hint: str = ""
-    """What it means, shown when pointed at."""
+    """What the column means. The page shows it when a reader points at the heading."""
 
     @property
     def is_number(self) -> bool:
@@ -74,7 +74,7 @@ class Table:
     strong: frozenset[int] = frozenset()
     notes: Sequence[str] = ()
     fold: bool = False
-    """Whether it is shown closed at first: long, and read by few."""
+    """Whether the page shows it closed at first, because it is long and few readers need it."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class Axis:
     """Ends that must be in view."""
     high: float | None = None
     whole: bool = False
-    """Only whole numbers mean something: epochs."""
+    """Whether only whole numbers have a meaning, as for epochs."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points joined up. A `faint` one is a single seed behind its mean."""
+    """Points joined by a line. A `faint` line is a single seed, drawn behind the mean."""
 
     group: str
     x: Sequence[float]
@@ -121,7 +121,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Band:
-    """What lies between two lines."""
+    """The area between two lines."""
 
     group: str
     x: Sequence[float]
@@ -131,7 +131,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Dots:
-    """Single points, each with a name to show."""
+    """Single points, each with a name that the page shows."""
 
     group: str
     x: Sequence[float]
@@ -146,7 +146,7 @@ class Span:
 
     group: str
     at: float
-    """Place on the other axis."""
+    """The place on the other axis."""
     centre: float
     low: float
     high: float
@@ -168,7 +168,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Box:
-    """Lowest, quarters and highest of many values, along x."""
+    """Lowest value, quartiles and highest value of many, along x."""
 
     group: str
     at: float
@@ -182,12 +182,12 @@ class Box:
 
 @dataclass(frozen=True)
 class Rule:
-    """A line to hold values against: a budget, chance, a baseline."""
+    """A line to compare values with: a budget, chance, a baseline."""
 
     value: float
     label: str = ""
     along: Literal["x", "y"] = "x"
-    """The direction in which it runs."""
+    """The axis that the line runs along."""
 
 
 Mark = Line | Band | Dots | Span | Bar | Box | Rule
@@ -195,7 +195,7 @@ Mark = Line | Band | Dots | Span | Bar | Box | Rule
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes with what is drawn on them, first things first."""
+    """One pair of axes and the marks on them, in the order they are drawn."""
 
     title: str
     x: Axis
@@ -205,24 +205,24 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure: panels that share groups, and so colours and a legend."""
+    """A figure: panels that share groups, and therefore colours and a legend."""
 
     name: str
     title: str
     panels: Sequence[Panel]
     groups: Sequence[str]
-    """In the order of their colours; those of the whole report, so that an arm keeps its colour."""
+    """In the order of their colours. All groups of a report are listed, so that an arm keeps its colour."""
     caption: str = ""
     label: str = ""
     legend: bool = True
     keys: Sequence[tuple[str, str]] = field(default_factory=tuple)
-    """Further entries of the legend, (style, text): what line, dashed, band, faint, dot and faint-dot mean."""
+    """Further entries of the legend as (style, text). Styles are line, dashed, band, faint, dot and faint-dot."""
 
     @property
     def places(self) -> dict[str, int]:
         """The number of each group, which decides its colour, marker and dashes.
 
-        The same in every chart of a report, unless two groups that are shown would then look alike.
+        It is the same in every chart of a report, unless two groups of this chart would then look alike.
         """
         shown = self.shown_groups
         colours = [self.groups.index(group) % COLOURS for group in shown]
@@ -232,12 +232,13 @@ class Chart:
     def places_in(self, panel: Panel) -> dict[str, int]:
         """The number of each group in one panel.
 
-        With a legend those of the chart. Without one the rows are named, so a panel needs only differ within itself.
+        A chart with a legend numbers all its panels alike. Without a legend the rows have names, so only groups of the
+        same panel must differ.
         """
         return self.places if self.legend else replace(self, panels=[panel]).places
 
     @property
     def shown_groups(self) -> list[str]:
-        """Those that are drawn in some panel, in order."""
+        """The groups that are drawn in some panel, in order."""
         used = {mark.group for panel in self.panels for mark in panel.marks if not isinstance(mark, Rule)}
         return [group for group in self.groups if group in used]

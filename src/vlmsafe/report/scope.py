@@ -1,8 +1,8 @@
 """The scope: episodes of a trace frame by frame, in one HTML file that opens anywhere, offline.
 
-The page holds the recorded numbers as JSON and the recorded pictures, each once, as the WebP they were kept as. All
-text of a trace (prompts, names) reaches the page as data and is shown as text. A content security policy in the page
-names the one script and the one style by their hashes and forbids everything else, the network included.
+The page holds the recorded numbers as JSON, and each recorded picture once, as the WebP file it was saved as. All text
+of a trace (prompts, names) reaches the page as data and is shown as text. A content security policy in the page names
+its only script and its only style by their hashes and forbids everything else, including the network.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from vlmsafe.report.render.templates import asset, inline_json, render_page
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 
 EPISODES = 10
-"""Shown unless more are asked for: the pictures of an episode are a few hundred kilobytes."""
+"""Shown by default. The pictures of one episode take a few hundred kilobytes."""
 
 _SCORES = ("kappa", "positive", "negative", "margin")
 _NOT_SHOWN = {"protocol", "deterministic", "checkpoint_epoch", "episode", "scenario", "traffic_seed", "step", "scored"}
-_DIGITS = 5  # of a number: more than a screen shows, a third of the bytes
+_DIGITS = 5  # significant digits: more than a screen shows, in a third of the bytes
 
 
 @dataclass(frozen=True)
 class Scope:
-    """A page, and what is in it."""
+    """The page of a trace, and counts of what is in it."""
 
     html: str
     episodes: int
-    """Those in the page."""
+    """Episodes in the page."""
     recorded: int
-    """Those in the trace."""
+    """Episodes in the trace."""
     frames: int
     onsets: int
-    """Contacts in the page that follow a step without."""
+    """Contacts in the page, each counted at its first step."""
     recorded_onsets: int
 
     @property
@@ -54,7 +54,7 @@ class Scope:
 def write_scope(
     place: Path | str, out: Path | str | None = None, *, protocol: str | None = None, episodes: int = EPISODES
 ) -> tuple[Path, Scope]:
-    """Write the page of a run's trace, or of a trace by its file; by default `scope-<protocol>.html` of the run."""
+    """Write the page of a run's trace, or of a trace file; by default to `scope-<protocol>.html` in the run directory."""
     trace = open_trace(Path(place), protocol)
     path = Path(out) if out is not None else _default_path(trace)
     if path.suffix not in (".html", ".htm"):
@@ -102,7 +102,7 @@ def make_scope(trace: RecordedTrace, episodes: int = EPISODES) -> Scope:
 
 
 def _is_extra(trace: RecordedTrace, name: str) -> bool:
-    """Whether a column is something of the environment's that can be drawn: reward, hazard, progress, facts."""
+    """Whether a column is a number from the environment: reward, hazard, progress, facts."""
     if name in _NOT_SHOWN or name == "cost" or not trace.steps[name].dtype.is_numeric():
         return False
     scores = {f"{one.prefix}{score}" for one in trace.scorers for score in (*_SCORES, "gate_scale", "gate_centre")}
@@ -111,7 +111,7 @@ def _is_extra(trace: RecordedTrace, name: str) -> bool:
 
 
 def _about(trace: RecordedTrace, shown: int, recorded: int) -> list[list[str]]:
-    """What a viewer wants to know of the recording, name and value."""
+    """How the trace was recorded, as pairs of name and value."""
     about = trace.about
     found = [["episodes", f"{shown} of {recorded}" if shown < recorded else str(recorded)]]
     if "checkpoint_epoch" in about:
@@ -132,7 +132,7 @@ def _scorer(one: TraceScorer) -> dict[str, Any]:
 
 
 def _episode(steps: pl.DataFrame, scorers: Sequence[TraceScorer], extras: Sequence[str]) -> dict[str, Any]:
-    """An episode as plain values: what every step has, and what the scored ones have."""
+    """An episode as plain values: those of every step, and those of the scored steps."""
     number, scenario, first = steps.select("episode", "scenario", "step").row(0)
     if first != 1 or not (steps["step"].diff().drop_nulls() == 1).all():
         raise InputError(f"the steps of episode {number} are not 1, 2, 3, ...; the trace is damaged, record it again")
@@ -156,7 +156,7 @@ def _episode(steps: pl.DataFrame, scorers: Sequence[TraceScorer], extras: Sequen
 
 
 def _contacts(costs: Sequence[float]) -> list[list[int]]:
-    """Every unbroken contact as its first and its last step, counted from 1."""
+    """Every unbroken contact as its first and last step, counted from 1."""
     found: list[list[int]] = []
     for step, cost in enumerate(costs, start=1):
         if cost > 0.0 and found and found[-1][1] == step - 1:
@@ -180,7 +180,7 @@ def _numbers(values: pl.Series) -> list[float | int | None]:
 
 
 def _number(value: float | None) -> float | int | None:
-    """Rounded, whole numbers without a point; null where there is none."""
+    """A rounded number, or None for one that is not finite. Whole numbers lose their decimal point."""
     if value is None or not math.isfinite(value):
         return None
     rounded = float(f"{value:.{_DIGITS}g}")

@@ -9,15 +9,16 @@ from typing import Any
 from vlmsafe.report.elements import COLOURS, Band, Bar, Box, Dots, Line, Mark, Rule, Span, minus
 from vlmsafe.report.render.scales import Frame, extent
 
+Drawn = tuple[str, list[dict[str, Any]]]
+"""A piece of SVG, and the points that a reader can point at."""
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
 
-def draw(mark: Mark, frame: Frame, place: int) -> tuple[str, list[dict[str, Any]]]:
-    """A mark's SVG, and the points that a reader can point at. Values that are no numbers are left out."""
-    pieces: Callable[[Any, Frame, str, int], tuple[str, list[dict[str, Any]]]] = _DRAW[type(mark)]
+def draw(mark: Mark, frame: Frame, place: int) -> Drawn:
+    """Draw one mark of the group with this number. Values that are not finite are left out."""
     if not isinstance(mark, Line | Band | Dots) and not all(map(_is_number, (*extent(mark, "x"), *extent(mark, "y")))):
         return "", []
-    return pieces(mark, frame, f"c{place % COLOURS}", place)
+    return _DRAW[type(mark)](mark, frame, f"c{place % COLOURS}", place)
 
 
 def _is_number(value: float | None) -> bool:
@@ -25,7 +26,7 @@ def _is_number(value: float | None) -> bool:
 
 
 def _points(name: str, points: Iterable[Sequence[Any]], faint: bool = False) -> list[dict[str, Any]]:
-    """Points under one name: [x and y on the picture, both values in words, a further name]."""
+    """Points with one name. Each is [x and y in pixels, both values as text, an optional name of its own]."""
     found = [list(point) for point in points]
     return [{"n": name, **({"f": 1} if faint else {}), "p": found}] if found else []
 
@@ -34,7 +35,7 @@ def value_text(value: float) -> str:
     return minus(f"{value:,.4g}" if abs(value) < 9999.5 else f"{value:,.0f}")
 
 
-def _line(mark: Line, frame: Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
+def _line(mark: Line, frame: Frame, colour: str, place: int) -> Drawn:
     pieces: list[list[tuple[float, float, float, float]]] = [[]]
     for x, y in zip(mark.x, mark.y, strict=True):
         if y is None or not math.isfinite(y):
@@ -46,7 +47,7 @@ def _line(mark: Line, frame: Frame, colour: str, place: int) -> tuple[str, list[
     style = f' stroke-dasharray="{dash}"' if dash else ""
     kind = "seed" if mark.faint else "line"
     name = mark.group if mark.name in ("", mark.group) else f"{mark.group}, {mark.name}"
-    # Between names a place along x is no value: what is marked there says which it is.
+    # A place between named categories is not a value. The dots and spans there have names of their own.
     shown = [] if frame.named_x else pieces
     points = [[round(px, 1), round(py, 1), value_text(x), value_text(y)] for piece in shown for px, py, x, y in piece]
     single = "".join(
@@ -59,14 +60,14 @@ def _line(mark: Line, frame: Frame, colour: str, place: int) -> tuple[str, list[
     )
 
 
-def _band(mark: Band, frame: Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
+def _band(mark: Band, frame: Frame, colour: str, place: int) -> Drawn:
     ends = [(x, *two) for x, *two in zip(mark.x, mark.low, mark.high, strict=True) if all(map(_is_number, two))]
     up = [f"{frame.x(x):.1f} {frame.y(high):.1f}" for x, _, high in ends]
     down = [f"{frame.x(x):.1f} {frame.y(low):.1f}" for x, low, _ in ends]
     return f'<path class="band {colour}" data-g="{place}" d="M{"L".join([*up, *reversed(down)])}Z"/>', []
 
 
-def _dots(mark: Dots, frame: Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
+def _dots(mark: Dots, frame: Frame, colour: str, place: int) -> Drawn:
     kind, size = ("episode", 2.0) if mark.faint else ("mark", 4.0)
     names = mark.names or [""] * len(mark.x)
     shapes, points = [], []
@@ -83,7 +84,7 @@ def _dots(mark: Dots, frame: Frame, colour: str, place: int) -> tuple[str, list[
 
 
 def shape(place: int, x: float, y: float, size: float) -> str:
-    """A marker as a piece of path: which one depends on the group, so that colour is not needed."""
+    """A marker as a piece of a path. Groups differ in it, so that a reader does not need the colour."""
     s = size
     kind = (place + place // COLOURS) % 4  # groups that share a colour differ in this
     if kind == 1:
@@ -96,7 +97,7 @@ def shape(place: int, x: float, y: float, size: float) -> str:
     return f"M{x - s:.1f} {y:.1f}a{s:.1f} {s:.1f} 0 1 0 {2 * s:.1f} 0a{s:.1f} {s:.1f} 0 1 0 {-2 * s:.1f} 0z"
 
 
-def _span(mark: Span, frame: Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
+def _span(mark: Span, frame: Frame, colour: str, place: int) -> Drawn:
     if mark.along == "x":
         y, a, b, c = frame.y(mark.at), frame.x(mark.low), frame.x(mark.high), frame.x(mark.centre)
         path = f"M{a:.1f} {y:.1f}H{b:.1f}M{a:.1f} {y - 3:.1f}v6M{b:.1f} {y - 3:.1f}v6"
@@ -117,7 +118,7 @@ def _span(mark: Span, frame: Frame, colour: str, place: int) -> tuple[str, list[
     return drawn, _points(mark.name or mark.group, points)
 
 
-def _bar(mark: Bar, frame: Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
+def _bar(mark: Bar, frame: Frame, colour: str, place: int) -> Drawn:
     if mark.along == "x":
         a, b = sorted((frame.x(0.0), frame.x(mark.value)))
         y, h = frame.y(mark.at - mark.width / 2), abs(frame.y(mark.width) - frame.y(0.0))
@@ -133,7 +134,7 @@ def _bar(mark: Bar, frame: Frame, colour: str, place: int) -> tuple[str, list[di
     return drawn, _points(mark.name or mark.group, [[round(centre[0], 1), round(centre[1], 1), *values]])
 
 
-def _box(mark: Box, frame: Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
+def _box(mark: Box, frame: Frame, colour: str, place: int) -> Drawn:
     y, h = frame.y(mark.at), 7.0
     low, q25, median, q75, high = (frame.x(value) for value in (mark.low, mark.q25, mark.median, mark.q75, mark.high))
     drawn = (
@@ -147,7 +148,7 @@ def _box(mark: Box, frame: Frame, colour: str, place: int) -> tuple[str, list[di
     return drawn, _points(mark.name or mark.group, [[round(median, 1), round(y, 1), text, ""]])
 
 
-def _rule(mark: Rule, frame: Frame, colour: str, place: int) -> tuple[str, list[dict[str, Any]]]:
+def _rule(mark: Rule, frame: Frame, colour: str, place: int) -> Drawn:
     kind = "budget" if mark.label else "zero"
     if mark.along == "x":
         path = f"M{frame.left:.1f} {frame.y(mark.value):.1f}h{frame.width:.1f}"
@@ -156,7 +157,7 @@ def _rule(mark: Rule, frame: Frame, colour: str, place: int) -> tuple[str, list[
     return f'<path class="{kind}" d="{path}"/>', []
 
 
-_DRAW: dict[type, Any] = {
+_DRAW: dict[type, Callable[[Any, Frame, str, int], Drawn]] = {
     Line: _line,
     Band: _band,
     Dots: _dots,

@@ -20,7 +20,7 @@ _MOST_NAME = 140.0
 
 @dataclass(frozen=True)
 class Frame:
-    """Where values are on the picture."""
+    """The rectangle between a panel's axes, in pixels, and the values at its edges."""
 
     left: float
     top: float
@@ -29,12 +29,13 @@ class Frame:
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     flip: bool
-    """Whether y runs downwards: names of rows do."""
+    """Whether y runs downwards, as the names of rows do."""
     named_x: bool
-    """Whether places along x have names, so that a number there says nothing."""
+    """Whether places along x have names, so that numbers there mean nothing to a reader."""
 
     @property
     def total(self) -> float:
+        """Height of the panel with ticks and labels."""
         return self.top + self.height + 38.0
 
     def x(self, value: float) -> float:
@@ -48,6 +49,7 @@ class Frame:
 
     @classmethod
     def around(cls, panel: Panel) -> Frame:
+        """The frame that leaves room for the panel's ticks and labels."""
         x_range, y_range = limits(panel, "x"), limits(panel, "y")
         names = panel.y.categories
         if names:
@@ -62,14 +64,14 @@ class Frame:
 
 
 def bars_per_row(panel: Panel) -> int:
-    """The most bars that stand side by side in one category."""
+    """The largest number of bars in one category."""
     places = {mark.at for mark in panel.marks if isinstance(mark, Bar)}
     rows = [round(place) for place in places]
     return max((rows.count(row) for row in set(rows)), default=1)
 
 
 def limits(panel: Panel, which: str) -> tuple[float, float]:
-    """What of an axis is in view: all marks and the ends that must be, with a little room around."""
+    """The ends of an axis: all marks and the ends it must show are in view, with a little room around."""
     axis = panel.x if which == "x" else panel.y
     if axis.categories:
         return -0.5, len(axis.categories) - 0.5
@@ -88,6 +90,7 @@ def limits(panel: Panel, which: str) -> tuple[float, float]:
 
 
 def extent(mark: Mark, which: str) -> Iterable[float | None]:
+    """The values of a mark along one axis that must be in view."""
     if isinstance(mark, Line | Dots):
         return mark.x if which == "x" else mark.y
     if isinstance(mark, Band):
@@ -117,7 +120,7 @@ def ticks(axis: Axis, ends: tuple[float, float], most: int) -> list[tuple[float,
 
 
 def number(value: float, step: float = 0.0) -> str:
-    """A number as an axis writes it, with as many digits as tell neighbouring ticks apart.
+    """A number as an axis shows it, with enough digits to tell neighbouring ticks apart.
 
     >>> number(200_000.0), number(0.5, 0.1), number(1500.0), number(1_000_020.0, 20.0)
     ('200k', '0.5', '1500', '1.00002M')
@@ -140,5 +143,5 @@ def number(value: float, step: float = 0.0) -> str:
 
 
 def _decimals(step: float) -> int:
-    """Decimals that tell neighbouring ticks apart."""
+    """The number of decimals that tells neighbouring ticks apart."""
     return next(digits for digits in range(16) if abs(round(step, digits) - step) <= 1e-6 * step)

@@ -87,13 +87,13 @@ def _text(kind: str, anchor: str, x: float, y: float, words: Markup) -> str:
 
 
 def _fitted(label: str, room: float) -> Markup:
-    """A name that fits; of one that is cut, the whole is shown when a reader points at it."""
+    """A name that fits into so many pixels. A name that is cut is shown whole when a reader points at it."""
     cut = middle_cut(label, max(4, int(room / LETTER + 1e-6)))
     return escape(cut) if cut == label else Markup("{}<title>{}</title>").format(cut, label)
 
 
 def middle_cut(name: str, most: int) -> str:
-    """A name of at most so many letters, without its middle: names of runs differ at their ends.
+    """A name cut to so many letters. The middle is left out, because names of runs differ at their ends.
 
     >>> middle_cut("metadrive-easy", 9)
     'meta…easy'
@@ -103,7 +103,7 @@ def middle_cut(name: str, most: int) -> str:
 
 
 def _rule_labels(panel: Panel, frame: Frame) -> Iterable[str]:
-    """Names of lines, each where it hides least: over its right end, or next to its top."""
+    """Names of lines, placed where they hide least: over the right end of a line, or next to its top."""
     for value, label, _ in rule_labels(panel, "x", frame.height):
         y = max(frame.y(value) - 4, frame.top + 8)
         yield _text("rule", "end", frame.left + frame.width, y, _fitted(label, frame.width))
@@ -114,9 +114,9 @@ def _rule_labels(panel: Panel, frame: Frame) -> Iterable[str]:
 
 
 def rule_labels(panel: Panel, along: str, length: float) -> list[tuple[float, str, bool]]:
-    """The names of lines that run along an axis: at which value each stands, and whether before it, not after it.
+    """The names of lines that run along an axis, as (value, name, whether the name stands before the line).
 
-    The other axis is `length` pixels long. Neighbours whose names would overlap share one name.
+    The other axis is `length` pixels long. Neighbours with names that would overlap share one name.
     """
     low, high = limits(panel, "x" if along == "y" else "y")
     named: dict[float, str] = {
@@ -130,7 +130,7 @@ def rule_labels(panel: Panel, along: str, length: float) -> list[tuple[float, st
         return f"budgets {', '.join(budgets)}" if len(budgets) == len(labels) > 1 else ", ".join(labels)
 
     def stands(group: list[float]) -> tuple[float, bool, float, float]:
-        """The value at which its name stands, whether before it, and from where to where the name reaches."""
+        """The value at which a name stands, whether it stands before the line, and both ends of the name in pixels."""
         first, last = (length * (value - low) / (high - low) for value in (group[0], group[-1]))
         if along == "x":
             bottom = min(last, length - _RULE_LINE)
@@ -150,7 +150,7 @@ def rule_labels(panel: Panel, along: str, length: float) -> list[tuple[float, st
 
 
 def swatch(style: str, place: int | None = None) -> Markup:
-    """The little picture of a legend's entry: of a group, or of what a style means."""
+    """The sample of a legend's entry: a group by its number, or a style of mark."""
     if place is not None:
         colour, dash = f"c{place % COLOURS}", DASHES[place // COLOURS % len(DASHES)]
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
