@@ -54,7 +54,7 @@ class Scope:
 def write_scope(
     place: Path | str, out: Path | str | None = None, *, protocol: str | None = None, episodes: int = EPISODES
 ) -> tuple[Path, Scope]:
-    """Write the page of a run's trace, or of a trace file; by default to `scope-<protocol>.html` in the run directory."""
+    """Write the page of a run's trace, or of a trace file; by default to `scope-<protocol>.html` in the run."""
     trace = open_trace(Path(place), protocol)
     path = Path(out) if out is not None else _default_path(trace)
     if path.suffix not in (".html", ".htm"):
