@@ -13,8 +13,7 @@ from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.gated_scorers import GatedScorer, gated_scorers
 from vlmsafe.evaluation.plan import Plan
-from vlmsafe.evaluation.trace.record import trace
-from vlmsafe.evaluation.trace.summary import trace_summary
+from vlmsafe.evaluation.trace.record import trace, trace_summary
 from vlmsafe.io.images import ROUNDING, decode
 from vlmsafe.signals.gate import GATES, Gate
 from vlmsafe.signals.prompts import load_prompts

@@ -63,8 +63,7 @@ def trace_verb(argv: list[str]) -> None:
     from rich.progress import Progress
 
     from vlmsafe.evaluation.protocols import protocol
-    from vlmsafe.evaluation.trace.record import trace
-    from vlmsafe.evaluation.trace.summary import trace_summary
+    from vlmsafe.evaluation.trace.record import trace, trace_summary
     from vlmsafe.runs.layout import frames_path
     from vlmsafe.runs.run import Run
 
