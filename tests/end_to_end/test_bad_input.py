@@ -1,11 +1,13 @@
 """Bad input gets one clear line and a non-zero exit code, and loses nothing."""
 
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from in_process import call
 from processes import COMMAND, vlmsafe
 
 from vlmsafe.errors import EXIT_BAD_INPUT, EXIT_FAILED
@@ -24,8 +26,21 @@ def assert_one_line(answer, code, *words):
         assert word in lines[0]
 
 
-def train(tmp_path, *arguments, **kwargs):
-    return vlmsafe("train", *arguments, "--run-dir", tmp_path / "run", **kwargs)
+def train(tmp_path, *arguments):
+    return call("train", *arguments, "--run-dir", tmp_path / "run")
+
+
+@pytest.fixture
+def broken_envs(monkeypatch):
+    """Makes environments that misbehave importable, as `gym:broken_envs:<id>`, here and in worker processes."""
+    monkeypatch.syspath_prepend(HERE)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A finished run."""
+    assert train(tmp_path, "--env", "speeding", *SMALL).returncode == 0
+    return tmp_path / "run"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +61,7 @@ def train(tmp_path, *arguments, **kwargs):
     ],
 )  # fmt: skip
 def test_bad_request_is_one_line_and_starts_nothing(tmp_path, arguments, words):
-    answer = vlmsafe("train", *arguments, *(() if "--resume" in arguments else ("--run-dir", tmp_path / "run")))
+    answer = call("train", *arguments, *(() if "--resume" in arguments else ("--run-dir", tmp_path / "run")))
     assert_one_line(answer, EXIT_BAD_INPUT, *words)
     assert not (tmp_path / "run").exists()
 
@@ -61,14 +76,14 @@ def test_unknown_command_and_option_exit_with_the_usage_code(tmp_path):
 
 def test_option_without_its_value_exits_with_the_usage_code():
     for option in ("--resume", "--method", "--config", "--seed"):
-        answer = vlmsafe("train", option)
+        answer = call("train", option)
         assert answer.returncode == EXIT_BAD_INPUT, option
         assert "Traceback" not in answer.stderr
 
 
 def test_yaml_with_an_unknown_setting_names_the_nearest(tmp_path):
     (tmp_path / "c.yaml").write_text("env: speeding\nlearner:\n  updat_iters: 3\n")
-    answer = vlmsafe("train", "--config", tmp_path / "c.yaml")
+    answer = call("train", "--config", tmp_path / "c.yaml")
     assert_one_line(answer, EXIT_BAD_INPUT, "learner.updat_iters", "did you mean 'learner.update_iters'?")
 
 
@@ -82,12 +97,11 @@ def test_missing_simulator_is_one_line_with_the_command_that_installs_it(tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_existing_run_is_not_overwritten(tmp_path):
-    assert train(tmp_path, "--env", "speeding", *SMALL).returncode == 0
-    before = (tmp_path / "run" / "epochs.jsonl").read_bytes()
+def test_existing_run_is_not_overwritten(tmp_path, run):
+    before = (run / "epochs.jsonl").read_bytes()
     answer = train(tmp_path, "--env", "speeding", *SMALL)
     assert_one_line(answer, EXIT_BAD_INPUT, "already holds a run (epoch 2 of 2)", "--resume")
-    assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before
+    assert (run / "epochs.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -100,21 +114,20 @@ def test_existing_run_is_not_overwritten(tmp_path):
         ("CrashAlways-v0", ("died 3 times", "exit code 3", "2 restarts")),
     ],
 )
-def test_environment_failure_is_one_line_and_the_run_can_be_resumed(tmp_path, env, words):
-    path = {"PYTHONPATH": str(HERE)}
+def test_environment_failure_is_one_line_and_the_run_can_be_resumed(tmp_path, broken_envs, env, words):
     arguments = ("--env", f"gym:broken_envs:{env}", "--max-worker-restarts", "2", *SMALL)
-    assert_one_line(train(tmp_path, *arguments, env=path), EXIT_FAILED, *words)
+    assert_one_line(train(tmp_path, *arguments), EXIT_FAILED, *words)
     run = Run.open(tmp_path / "run")
     assert run.status() == "untrained"
     assert run.events()[-1]["event"] == "failed"
-    again = vlmsafe("train", "--resume", run.path, "--quiet", env=path)
+    again = call("train", "--resume", run.path, "--quiet")
     assert_one_line(again, EXIT_FAILED, *words)
 
 
 def test_crashed_worker_is_restarted_and_the_log_says_so(tmp_path):
     arguments = ("--env", "gym:broken_envs:CrashOnce-v0", *SMALL)
     path = {"PYTHONPATH": str(HERE), "CRASH_FLAG": str(tmp_path / "flag")}
-    answer = train(tmp_path, *arguments, env=path)
+    answer = vlmsafe("train", *arguments, "--run-dir", tmp_path / "run", env=path)
     assert answer.returncode == 0, answer.stderr
     crashes = [event for event in Run.open(tmp_path / "run").events() if event["event"] == "worker crashed"]
     assert len(crashes) == 1
@@ -126,8 +139,8 @@ def test_crashed_worker_is_restarted_and_the_log_says_so(tmp_path):
         assert (tmp_path / "run" / record).read_bytes() == (tmp_path / "calm" / record).read_bytes()
 
 
-def test_epoch_without_a_finished_episode_is_reported_and_leaves_the_multiplier(tmp_path):
-    answer = train(tmp_path, "--env", "gym:broken_envs:Endless-v0", *SMALL[:-1], env={"PYTHONPATH": str(HERE)})
+def test_epoch_without_a_finished_episode_is_reported_and_leaves_the_multiplier(tmp_path, broken_envs):
+    answer = train(tmp_path, "--env", "gym:broken_envs:Endless-v0", *SMALL[:-1])
     assert answer.returncode == 0, answer.stderr
     assert "no episode finished" in answer.stderr
     rows = Run.open(tmp_path / "run").rows("epochs")
@@ -154,8 +167,8 @@ def test_refused_write_is_one_line_and_the_run_can_be_resumed(tmp_path):
     )  # fmt: skip
     assert_one_line(answer, EXIT_FAILED, "cannot write", "File too large", "free some space")
     assert not list((run / "checkpoints").glob(".*")), "a half-written file was left"
-    assert vlmsafe("train", "--resume", run, "--quiet").returncode == 0
-    assert vlmsafe("train", *arguments, "--run-dir", tmp_path / "whole").returncode == 0
+    assert call("train", "--resume", run, "--quiet").returncode == 0
+    assert call("train", *arguments, "--run-dir", tmp_path / "whole").returncode == 0
     for record in ("epochs.jsonl", "episodes.jsonl"):
         assert (run / record).read_bytes() == (tmp_path / "whole" / record).read_bytes()
 
@@ -174,36 +187,36 @@ def test_full_disk_is_one_line_and_the_run_can_be_resumed(tmp_path):
         done = len(Run.open(run).rows("epochs"))
         assert 0 < done < 100
         subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
-        assert vlmsafe("train", "--resume", run, "--quiet").returncode == 0
+        assert call("train", "--resume", run, "--quiet").returncode == 0
         assert [row["epoch"] for row in Run.open(run).rows("epochs")] == list(range(1, 101))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_untrained_checkpoint_is_marked_and_not_evaluated_by_accident(tmp_path):
+def test_untrained_checkpoint_is_marked_and_not_evaluated_by_accident(tmp_path, broken_envs):
     run = tmp_path / "run"
-    train(tmp_path, "--env", "gym:broken_envs:CrashAlways-v0", *SMALL, env={"PYTHONPATH": str(HERE)})
-    refused = vlmsafe("evaluate", run, env={"PYTHONPATH": str(HERE)})
+    train(tmp_path, "--env", "gym:broken_envs:CrashAlways-v0", *SMALL)
+    refused = call("evaluate", run)
     assert_one_line(refused, EXIT_BAD_INPUT, "untrained start", "--allow-untrained")
-    assert "untrained" in vlmsafe("runs", tmp_path).stdout
+    assert "untrained" in call("runs", tmp_path).stdout
     assert Run.open(run).checkpoint()[0].trained is False
 
 
-def test_edited_configuration_cannot_be_resumed(tmp_path):
-    assert train(tmp_path, "--env", "speeding", *SMALL).returncode == 0
-    config = tmp_path / "run" / "config.yaml"
+def test_edited_configuration_cannot_be_resumed(run):
+    config = run / "config.yaml"
     config.write_text(config.read_text().replace("gamma: 0.99", "gamma: 0.5").replace("steps: 400", "steps: 4000"))
-    answer = vlmsafe("train", "--resume", tmp_path / "run")
+    answer = call("train", "--resume", run)
     assert_one_line(answer, EXIT_FAILED, "was changed", "learner.gamma was 0.99, is 0.5", "total_steps was 400")
 
 
-def test_damaged_run_does_not_hide_the_others(tmp_path):
+def test_damaged_run_does_not_hide_the_others(tmp_path, run, monkeypatch):
     for name in ("good", "bad"):
-        assert vlmsafe("train", "--env", "speeding", *SMALL, "--run-dir", tmp_path / name).returncode == 0
-    with (tmp_path / "bad" / "epochs.jsonl").open("a") as file:
+        shutil.copytree(run, tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path / "runs")
+    with Path("bad/epochs.jsonl").open("a") as file:
         file.write("not a row\n")
-    (tmp_path / "good" / "checkpoints" / "epoch-00001-backup.safetensors").write_text("a stranger")
-    answer = vlmsafe("runs", ".", cwd=tmp_path)
+    Path("good/checkpoints/epoch-00001-backup.safetensors").write_text("a stranger")
+    answer = call("runs", ".")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.count("finished") == 2
     assert "expected a row of JSON in line 3" in answer.stderr
@@ -227,6 +240,5 @@ def test_closing_the_output_only_silences_the_display(tmp_path):
 
 
 @pytest.mark.parametrize(("option", "value"), [("--episodes", "0"), ("--processes", "-1"), ("--protocol", "paper")])
-def test_evaluation_that_cannot_be_done_is_one_line(tmp_path, option, value):
-    assert train(tmp_path, "--env", "speeding", *SMALL).returncode == 0
-    assert_one_line(vlmsafe("evaluate", tmp_path / "run", option, value), EXIT_BAD_INPUT)
+def test_evaluation_that_cannot_be_done_is_one_line(run, option, value):
+    assert_one_line(call("evaluate", run, option, value), EXIT_BAD_INPUT)

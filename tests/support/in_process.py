@@ -1,11 +1,36 @@
-"""A launcher for tests: commands run at once, in this process, so that a study of many runs takes seconds."""
+"""Commands that run at once, in this process: a new one takes most of a second to start.
+
+`call` is for tests of what a command does and says; `InProcess` launches the many commands of a study.
+"""
 
 import contextlib
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from vlmsafe.cli import main
 from vlmsafe.studies.launch.api import Command, Handle, Launcher
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `subprocess.run` would say of the command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def call(*words: str | Path) -> Answer:
+    """Run `vlmsafe` with these words to its end."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([str(word) for word in words])
+        except SystemExit as exit_:
+            code = int(exit_.code or 0)
+    return Answer(code, out.getvalue(), err.getvalue())
 
 
 class Ended(Handle):
