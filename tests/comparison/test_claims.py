@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmsafe.comparison.claims import Claim, load_claims
+from vlmsafe.comparison.claims import Claim, Claims, find_claims, load_claims
 from vlmsafe.errors import InputError
 
 
@@ -43,3 +43,15 @@ def test_claims_are_read_with_their_defaults(tmp_path):
 def test_claims_that_cannot_be_meant_are_refused_with_the_reason(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         load_claims(written(tmp_path, text))
+
+
+def test_claims_are_found_in_a_folder_and_two_files_are_refused(tmp_path):
+    folders = [tmp_path / name for name in ("none", "one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    for folder in folders[1:]:
+        written(folder, "comparisons: []")
+    assert find_claims(folders[:1]) is None
+    assert find_claims(folders[:2]) == Claims()
+    with pytest.raises(InputError, match=r"several claims: .*one.*two"):
+        find_claims(folders)

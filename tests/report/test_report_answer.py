@@ -1,19 +1,24 @@
 """The answer says what the test decides, and no more."""
 
+from dataclasses import replace
+
 import pytest
 from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
+from vlmsafe.audit.findings import EVERYTHING, Audit, Subject, finding
 from vlmsafe.comparison.claims import Claim, Claims
 from vlmsafe.report.answer import (
+    answer_lines,
     audit_line,
     describe_arms,
     headline,
     results,
     sentence,
-    spoken,
 )
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.request import StudyInfo
+
+ENV = "metadrive-easy"
 
 
 def worked_out(folder, **claim):
@@ -38,30 +43,32 @@ def test_a_decided_comparison_names_both_rates_the_interval_and_the_p(tmp_path):
         in text
     )
     assert "difference \N{MINUS SIGN}42.5 pp, 95 % interval \N{MINUS SIGN}" in text
-    assert text.endswith("The test decides: lower (exact permutation test, one-sided, lower, p = 1/70).")
+    assert text.endswith(
+        f"The difference is significant: {SIGNAL} is lower (exact permutation test, one-sided, lower, p = 1/70)."
+    )
     assert "lower on metadrive-easy" in headline([one])
 
 
 def test_too_few_runs_are_not_read_as_no_difference(tmp_path):
     _, (one,) = worked_out(pair(tmp_path, [1, 2], [9, 10]), sides="less")
     text = sentence(one)
-    assert "The test does not tell them apart" in text
-    assert "So few runs never could: the smallest p they can give is 0.17." in text
-    assert "not told apart on metadrive-easy" in headline([one])
+    assert "The difference is not significant" in text
+    assert "This many runs cannot show one: the smallest p that they can give is 0.17." in text
+    assert "no significant difference on metadrive-easy" in headline([one])
 
 
 def test_an_undecided_comparison_of_enough_runs_does_not_blame_their_number(tmp_path):
     _, (one,) = worked_out(pair(tmp_path, [5, 9, 7, 8], [6, 8, 9, 7]))
     assert one.decided == 0
-    assert "The test does not tell them apart" in sentence(one)
-    assert "never could" not in sentence(one)
+    assert "The difference is not significant" in sentence(one)
+    assert "cannot show one" not in sentence(one)
 
 
 def test_without_a_test_nothing_is_decided_however_large_the_difference(tmp_path):
     _, (one,) = worked_out(pair(tmp_path, [0, 0, 0, 0], [20, 20, 20, 20]), test="none")
     assert one.decided == 0
-    assert sentence(one).endswith("No test is claimed: this describes these runs and no others.")
-    assert "described, not tested, on metadrive-easy" in headline([one])
+    assert sentence(one).endswith("No test is claimed, so this only describes these runs.")
+    assert "not tested on metadrive-easy" in headline([one])
 
 
 def test_two_runs_each_have_no_interval(tmp_path):
@@ -73,7 +80,7 @@ def test_a_study_that_states_no_comparison_is_not_answered_by_a_supposed_one(tmp
     pair(tmp_path, [1, 2, 3], [9, 10, 11])
     for definition, compared in (("name: x", False), ("", True)):
         dataset = read_dataset([tmp_path], StudyInfo("x", "How long does it take?", definition=definition))
-        lines = spoken(dataset, results(dataset), 4)
+        lines = answer_lines(dataset, results(dataset), 4)
         assert lines[0].startswith("Cost of " if compared else f"metadrive-easy, {PLAIN}: cost")
 
 
@@ -145,16 +152,38 @@ def test_few_runs_are_judged_by_the_corrected_level(tmp_path):
     claims = Claims(tuple(Claim(SIGNAL, PLAIN, **common) for _ in range(5)), "bonferroni")
     one = results(read_dataset([tmp_path], StudyInfo("study", claims=claims)))[0]
     assert one.decided == 0
-    assert "So few runs never could" in sentence(one)
+    assert "This many runs cannot show one" in sentence(one)
 
 
-def test_a_finding_stands_beside_the_comparison_it_is_about_and_no_other(tmp_path):
+def test_a_comparison_has_the_worst_finding_about_itself_and_its_evaluation(tmp_path):
     dataset, (one,) = worked_out(write_study(tmp_path), sides="less")
-    wheres = [finding.where for finding in dataset.audit.findings]
-    assert any("'paper'" in where for where in wheres)  # it has findings about an evaluation that is not used
+    assert "paper" in {found.subject.protocol for found in dataset.audit.findings}  # an evaluation that is not used
     assert one.finding is not None
-    assert "'paper'" not in one.finding.where
+    assert one.finding.subject.protocol in ("", "held-out")
     assert "Worst:" in audit_line(dataset.audit)
+
+
+@pytest.mark.parametrize(
+    ("subject", "counts"),
+    [
+        (Subject("comparison", ENV, (SIGNAL, PLAIN)), True),
+        (Subject("comparison", ENV, (SIGNAL, PLAIN), protocol="held-out"), True),
+        (Subject("arm", ENV, (PLAIN,)), True),
+        (Subject("run", ENV, (SIGNAL, "other"), (f"{SIGNAL} seed-1", "other seed-1")), True),
+        (Subject("comparison", ENV, (PLAIN, SIGNAL)), False),
+        (Subject("comparison", "metadrive-hard", (SIGNAL, PLAIN)), False),
+        (Subject("arm", ENV, (PLAIN,), protocol="paper"), False),
+        (Subject("arm", ENV, ("other",)), False),
+        (Subject("environment", ENV, (SIGNAL, PLAIN), protocol="held-out"), False),
+        (Subject("run", runs=(f"{SIGNAL}/seed-1",)), False),
+        (EVERYTHING, False),
+    ],
+)
+def test_a_finding_counts_for_a_comparison_by_its_fields(tmp_path, subject, counts):
+    dataset, _ = worked_out(pair(tmp_path, [1], [9]))
+    found = finding("duplicate-runs", subject, ["some evidence"])
+    (one,) = results(replace(dataset, audit=Audit((found,), (), (), ())))
+    assert (one.finding is found) == counts
 
 
 def test_arms_without_a_comparison_are_described(tmp_path):

@@ -10,10 +10,12 @@ from vlmsafe.audit.checks import design, evaluations, metrics, runs, signal, ver
 from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding
 from vlmsafe.audit.kinds import KINDS
 from vlmsafe.comparison.claims import (
+    CLAIMS_FILE,
     Claims,
     Comparison,
     claims_with_runs,
     comparisons,
+    find_claims,
     load_claims,
 )
 from vlmsafe.comparison.outcomes import summarise_arm
@@ -23,7 +25,6 @@ from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.runs.records import ArmRecord, read_arms
 
 RESAMPLES = 1_000
-CLAIMS = "claims.yaml"
 
 
 def audit(
@@ -43,7 +44,7 @@ def audit(
     if passive_below is not None and not math.isfinite(passive_below):
         raise InputError(f"passive_below is {passive_below}; expected a finite return")
     # A shell's runs/* names the claims among the runs.
-    files = [Path(path) for path in paths if Path(path).name == CLAIMS and Path(path).is_file()]
+    files = [Path(path) for path in paths if Path(path).name == CLAIMS_FILE and Path(path).is_file()]
     paths = [path for path in paths if Path(path) not in files]
     if claims is None and len(files) == 1:
         claims = files[0]
@@ -51,7 +52,7 @@ def audit(
     if isinstance(claims, Path | str):
         claims = load_claims(Path(claims))
     elif claims is None:
-        claims = claims_beside(paths)
+        claims = find_claims(paths)
     arms = read_arms(sources)
     unfinished: list[str] = []
     if claims is not None and any((Path(path) / STUDY_FILE).is_file() for path in paths):
@@ -116,16 +117,6 @@ def _check_arm(arm: ArmRecord, resamples: int) -> Iterator[Finding | Unchecked]:
         else:
             for of_trace in signal.TRACE_CHECKS:
                 yield from of_trace(traced)
-
-
-def claims_beside(paths: Sequence[Path | str]) -> Claims | None:
-    """The claims in one of these folders."""
-    places = dict.fromkeys(Path(path) / CLAIMS for path in paths)
-    found = [place for place in places if place.is_file()]
-    if len(found) > 1:
-        names = ", ".join(map(str, found))
-        raise InputError(f"several claims: {names}; take one folder at a time, or, for the audit, choose with --claims")
-    return load_claims(found[0]) if found else None
 
 
 def _grouped(entries: Iterable[Unchecked]) -> Iterator[Unchecked]:

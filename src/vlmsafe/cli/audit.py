@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AuditCommand:
-    """Say what a comparison of runs can and cannot show: finding by finding, with the evidence and what would fix it.
+    """Find out what a comparison of runs can and cannot show. Each finding has its evidence and a way to fix it.
 
     Exit code 0: nothing worse than a note; 3: warnings, the comparison shows less than it seems to; 4: errors, it does
     not show what it says.
@@ -31,7 +31,7 @@ class AuditCommand:
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """Run directories, or folders that hold runs."""
     claims: Path | None = None
-    """YAML file that says what is compared (docs/audit.md); by default claims.yaml in the folder, if there is one."""
+    """YAML file that says what is compared; by default claims.yaml in the folder, if there is one."""
     baseline: str | None = None
     """Arm that every other arm is compared with."""
     passive_below: float | None = None
@@ -59,7 +59,7 @@ _COLOURS = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
 
 
 def show(result: Audit) -> None:
-    """An audit as people read it: what the arms came to, then each kind of finding with everything it was found on."""
+    """Print an audit for people: the results of the arms, then each kind of finding with its evidence."""
     from vlmsafe.audit.findings import Finding, counted
     from vlmsafe.audit.kinds import Severity
 
@@ -101,7 +101,7 @@ def show(result: Audit) -> None:
 
 
 def _arms(result: Audit) -> Iterator[Table]:
-    """What each arm came to, one table per environment. A cost over the budget is red."""
+    """The results of the arms, one table per environment. A cost over the budget is red."""
 
     def figure(row: dict[str, Any], name: str, form: str) -> str:
         return "-" if row[name] is None else format(row[name], form)

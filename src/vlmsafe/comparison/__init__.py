@@ -1,1 +1,6 @@
-"""What is compared with what: claims, settings that differ, outcomes and their tests."""
+"""Comparisons of arms, as the audit, the report and the studies use them.
+
+- `claims`: which arms are compared, about what, on which outcome and by which test. `comparisons` is the way in.
+- `settings`: in which settings two runs differ, and which differences a comparison accounts for.
+- `outcomes`: the number that each run contributes, and the verdict of the claimed test.
+"""

@@ -1,7 +1,7 @@
-"""What a comparison claims: which arms, about what, on which outcome, by which test.
+"""Claims: which arms are compared, about what, on which outcome and by which test.
 
-A study says it in `claims.yaml`; where nobody said it, arms are compared as a reader would: a signal against what has
-none, otherwise all with each other, or with a baseline that was named.
+A study states its claims in `claims.yaml`. Without it `comparisons` chooses: arms with a signal against arms without
+one, otherwise all arms with each other, or all arms with a given baseline.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Sides = Literal["less", "greater", "two-sided"]
 Window = Literal["final", "last-5", "last-10"]
 
 ALPHA = 0.05
+CLAIMS_FILE = "claims.yaml"
 WINDOWS: dict[Window, int] = {"final": 1, "last-5": 5, "last-10": 10}
-_ALL_PAIRS = 4  # up to so many arms are compared each with each
+_ALL_PAIRS = 4  # up to this many arms, every pair is compared
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Claim:
     env: str | None = None
     """None for every environment that has both arms."""
     about: tuple[str, ...] = ()
-    """What the arms are meant to differ in; empty lets the audit infer it."""
+    """What the arms are meant to differ in; if empty, it is inferred from their settings."""
     outcome: Outcome = "cost"
     source: str = "auto"
-    """training, or the name of a protocol; 'auto' takes an evaluation where all runs have one, else training."""
+    """'training' or a protocol; 'auto' takes an evaluation that all runs have, or else training."""
     window: Window = "final"
     """For training: the epochs that count."""
     test: Test = "permutation"
@@ -48,7 +49,7 @@ class Claim:
     """The alternative: first less than second, greater, or different."""
     alpha: float = ALPHA
     stated: bool = True
-    """Whether somebody claimed it, or the audit only supposes it."""
+    """False if nobody claimed it and `comparisons` chose it."""
 
     def __str__(self) -> str:
         return f"{self.first} against {self.second}"
@@ -60,12 +61,22 @@ class Claims:
 
     comparisons: tuple[Claim, ...] = ()
     correction: Literal["none", "bonferroni", "holm"] = "none"
-    """What was done about testing several times."""
+    """The correction for several tests."""
 
 
 def load_claims(path: Path) -> Claims:
     """The claims in a YAML file."""
     return claims_of(read_yaml(path), str(path))
+
+
+def find_claims(folders: Sequence[Path | str]) -> Claims | None:
+    """The claims in one of these folders; None if there are none."""
+    places = dict.fromkeys(Path(folder) / CLAIMS_FILE for folder in folders)
+    found = [place for place in places if place.is_file()]
+    if len(found) > 1:
+        names = ", ".join(map(str, found))
+        raise InputError(f"several claims: {names}; give one folder at a time, or choose with --claims in the audit")
+    return load_claims(found[0]) if found else None
 
 
 def claims_of(document: Mapping[str, Any], source: str) -> Claims:
@@ -105,7 +116,7 @@ def _claim(entry: Any, source: str) -> Claim:
         raise InputError(f"{source}: an arm cannot be compared with itself, '{claim.first}'")
     if not 0.0 < claim.alpha < 1.0:
         raise InputError(f"{source}: alpha is {claim.alpha}; it must lie between 0 and 1")
-    named_pattern(claim.about)  # an error where it cannot be about this
+    named_pattern(claim.about)  # raises an error if a comparison cannot be about this
     return claim
 
 
@@ -125,7 +136,7 @@ class Comparison:
 def comparisons(
     arms: Mapping[tuple[str, str], ArmRecord], claims: Claims | None, *, baseline: str | None = None
 ) -> list[Comparison]:
-    """What is compared with what: the claims, or what a reader would suppose."""
+    """The claimed comparisons, or the chosen ones if there are no claims."""
     if claims is not None and claims.comparisons:
         if baseline is not None:
             raise InputError("both claims and a baseline say what is compared; drop --baseline, or the claims")
@@ -143,7 +154,7 @@ def comparisons(
 
 
 def _corrected(found: list[Comparison], correction: str) -> list[Comparison]:
-    """With the level that a test has to meet among all that are made: of Holm's, the strictest, which comes first."""
+    """The comparisons at the corrected level; for Holm's correction the strictest level, that of the first test."""
     tests = sum(one.claim.test != "none" for one in found)
     if correction == "none" or not tests:
         return found
@@ -153,7 +164,7 @@ def _corrected(found: list[Comparison], correction: str) -> list[Comparison]:
 
 
 def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], ArmRecord]) -> tuple[Claims, list[str]]:
-    """The claims that have runs of both arms, and a line about each other: a study may be looked at before its end."""
+    """The claims that have runs of both arms, and a line about each claim that waits for runs of a study."""
     kept, missing = [], []
     for claim in claims.comparisons:
         envs = [claim.env] if claim.env else list(dict.fromkeys(env for env, _ in arms))
@@ -200,7 +211,7 @@ def _pairs(arms: Sequence[ArmRecord], baseline: str | None) -> list[tuple[ArmRec
 
 
 def _neighbours(arms: Sequence[ArmRecord]) -> list[tuple[ArmRecord, ArmRecord]]:
-    """Each arm with the one before it that it differs least from, as in a sweep or a chain of ablations."""
+    """Each arm with the earlier arm that it differs least from, as in a sweep or a chain of ablations."""
     pairs = []
     for place, arm in enumerate(arms[1:], 1):
         others = [other for other in arms[:place] if _algorithm(other) == _algorithm(arm)]

@@ -1,4 +1,4 @@
-"""What each run of a comparison came to, and what the claimed test makes of it."""
+"""Outcomes: the number that each run of a comparison contributes, and the verdict of the claimed test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from vlmsafe.comparison.claims import (
 from vlmsafe.errors import InputError
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
-_COUNTABLE = 40  # runs of both arms together, whose splits are counted in less than a second
+_COUNTABLE = 40  # up to this many runs of both arms, all splits are counted, in less than a second
 Values = Mapping[int | str, float]
 
 WORDS: dict[Outcome, str] = {
@@ -47,14 +47,14 @@ WORDS: dict[Outcome, str] = {
 
 
 def shared_protocols(comparison: Comparison) -> list[str]:
-    """Evaluations that every run of both arms has, held-out first."""
+    """The evaluations that every run of both arms has, held-out first."""
     runs = (*comparison.first.runs, *comparison.second.runs)
     names = set.intersection(*(set(run.evaluations) for run in runs))
     return sorted(names, key=lambda name: (name != "held-out", name))
 
 
 def source_of(comparison: Comparison) -> str:
-    """Where a comparison's numbers come from."""
+    """The source of a comparison's numbers: 'training' or a protocol."""
     claim = comparison.claim
     if claim.source != "auto":
         return claim.source
@@ -63,7 +63,7 @@ def source_of(comparison: Comparison) -> str:
 
 
 def run_outcome(run: RunRecord, outcome: Outcome, source: str, window: Window = "final") -> float | None:
-    """One run's number; None where it has none, or one that is not finite."""
+    """The outcome of one run; None if it has none or if it is not finite."""
     value = _trained(run, outcome, WINDOWS[window]) if source == "training" else _evaluated(run, outcome, source)
     return value if value is not None and math.isfinite(value) else None
 
@@ -94,7 +94,7 @@ def _evaluated(run: RunRecord, outcome: Outcome, protocol: str) -> float | None:
 
 
 def _limit(run: RunRecord, outcome: Outcome) -> float:
-    """The cost above which an episode counts, strictly."""
+    """An episode counts if its cost is above this."""
     assert run.config.budget is not None
     return run.config.budget * (1.0 if outcome == "violation" else CATASTROPHE)
 
@@ -106,7 +106,7 @@ def against(values: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a test says of two arms."""
+    """The result of a test of two arms."""
 
     first: float
     """Means over runs."""
@@ -115,9 +115,9 @@ class Verdict:
     """None for an interval."""
     text: str
     decided: int
-    """-1 where the first arm is lower, 1 where it is higher, 0 where the test does not decide."""
+    """-1 if the first arm is significantly lower, 1 if it is higher, 0 if the test is not significant."""
     leans: int
-    """The same by two standard errors, for runs too few for the test to decide anything."""
+    """The same by two standard errors, for runs that are too few for the test."""
 
     @property
     def difference(self) -> float:
@@ -129,20 +129,20 @@ class Verdict:
 
 
 def values_of(arm: ArmRecord, outcome: Outcome, source: str, window: Window = "final") -> dict[int | str, float]:
-    """Each run's number, of the runs that have one, by what it is matched by."""
+    """The outcomes of the runs that have one, by seed (see `ArmRecord.matched_by`)."""
     found = {key: run_outcome(run, outcome, source, window) for key, run in arm.matched_by.items()}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def verdict(comparison: Comparison, source: str, window: Window = "final") -> Verdict | None:
-    """What the claimed test makes of a comparison; None where either arm has too few numbers for it."""
+    """The verdict of the claimed test on a comparison; None if an arm has too few runs for it."""
     outcome = comparison.claim.outcome
     first, second = (values_of(arm, outcome, source, window) for arm in (comparison.first, comparison.second))
     return judge(comparison.claim, first, second)
 
 
 def judge(claim: Claim, first: Values, second: Values) -> Verdict | None:
-    """What the claimed test makes of the numbers of two arms."""
+    """The verdict of the claimed test on the outcomes of two arms; None if they are too few."""
     if claim.test in ("sign-flip", "paired-t"):  # by the seeds that both arms have
         shared = [key for key in first if key in second]
         first, second = ({key: side[key] for key in shared} for side in (first, second))
@@ -168,7 +168,7 @@ def judge(claim: Claim, first: Values, second: Values) -> Verdict | None:
 def _tested(claim: Claim, first: Values, second: Values) -> tuple[float | None, str]:
     a, b = list(first.values()), list(second.values())
     if claim.test == "none":
-        return 1.0, "no test"  # nothing is decided by a test that was not made
+        return 1.0, "no test"  # never significant
     if claim.test == "bootstrap":
         return None, ""
     if claim.test == "permutation":
@@ -195,7 +195,7 @@ def _one_sided(result: Any, sides: str) -> float:
 
 
 def smallest_p(claim: Claim, first: int, second: int, paired: int) -> float | None:
-    """The smallest p that so many runs can give; None for tests without such a limit, 1 where there is no test."""
+    """The smallest p that this many runs can give; None for tests without such a limit, 1 if no test is possible."""
     if claim.test == "permutation":
         return float(smallest_permutation_p(first, second, claim.sides)) if min(first, second) else 1.0
     if claim.test == "sign-flip":
@@ -204,9 +204,8 @@ def smallest_p(claim: Claim, first: int, second: int, paired: int) -> float | No
 
 
 def summarise_arm(arm: ArmRecord) -> Iterator[dict[str, Any]]:
-    """What an arm came to, by its training record and by each of its evaluations: means over runs."""
-    sources = ["training", *sorted({name for run in arm.runs for name in run.evaluations})]
-    for source in sources:
+    """The mean outcomes of an arm over its runs, from training and from each of its evaluations."""
+    for source in ("training", *arm.protocols):
         figures: dict[str, float | None] = {}
         for outcome in WORDS:
             values = list(values_of(arm, outcome, source).values())

@@ -1,4 +1,4 @@
-"""What two arms differ in: settings that have an effect, grouped by the question they belong to."""
+"""Settings: in which settings with an effect two runs differ, grouped by what a comparison can be about."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ABSENT = "-"
 _KNOWN = tuple(flatten(to_dict(TrainConfig())))
 
 _PLACE = ("env", "method", "seed", "run_dir")
-# Results do not depend on these: where and how often something is saved, and how fast it is computed.
+# Results do not depend on these settings. They say where and how often to save, and how to compute fast.
 _NO_EFFECT = (
     "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "fresh_workers",
     "signal.scoring", "signal.device", "signal.batch", "signal.compile", "signal.service", "signal.service_wait",
@@ -42,12 +42,12 @@ FACTORS: dict[str, str] = {
     "learner": r"learner\.(algorithm|variant|focops_.*|p3o_.*|cg_.*|line_search_.*)|multiplier\.(kind|pid_.*)",
     "multiplier": r"multiplier\.(?!signal_).*",
 }
-"""What a comparison can be about, by name, and the settings that belong to it."""
+"""What a comparison can be about, with the settings that belong to it."""
 
 _PARTS_OF_SIGNAL = (
     "scorer", "prompts", "rule", "gate", "bonus", "multiplier term", "cost route", "own multiplier", "query period",
 )  # fmt: skip
-# Under which arms are compared: never what a comparison is about unless it says so.
+# Conditions of training. A comparison is about one of them only if it says so.
 CONDITIONS = (
     "total_steps", "steps_per_epoch", "num_envs", "budget", "cost_window", "normalise_observations",
     "frame_indicators",
@@ -55,7 +55,7 @@ CONDITIONS = (
 
 
 def effective(settings: Settings) -> dict[str, Any]:
-    """The settings that have an effect on a run's results; those of parts that it does not have are left out."""
+    """The settings that have an effect on a run's results, without those of parts that the run does not have."""
     algorithm = settings["learner.algorithm"]
     signal = settings["signal.scorer"] != "none"
     multiplier = settings["multiplier.kind"]
@@ -97,7 +97,7 @@ def _signal_counts(name: str, settings: Settings) -> bool:
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting that is not the same in two runs."""
+    """A setting that differs between two runs."""
 
     setting: str
     first: Any
@@ -118,7 +118,7 @@ def differences(first: Settings, second: Settings) -> list[Difference]:
 
 
 def named_pattern(about: Iterable[str]) -> str:
-    """The settings that a comparison about these things may differ in."""
+    """A pattern of the settings in which a comparison about these things may differ."""
     parts = []
     for word in about:
         if word not in FACTORS and not any(name == word or name.startswith(f"{word}.") for name in _KNOWN):
@@ -131,10 +131,10 @@ def named_pattern(about: Iterable[str]) -> str:
 
 
 def infer_about(found: Sequence[Difference]) -> list[str]:
-    """What a comparison that does not say so is about: the one thing that explains most of how two arms differ.
+    """What a comparison is about if it does not say so.
 
-    A signal that only one arm has comes first, then the learner, then single parts of the signal and single settings.
-    The conditions under which arms are compared, such as the budget, are never it.
+    It is the signal if only one arm has one, else the learner, else the first part of the signal or the first setting
+    that differs. It is never a condition of training such as the budget.
     """
     names = [difference.setting for difference in found]
     if any(d.setting == "signal.scorer" and ABSENT in (d.first, d.second) for d in found):
@@ -149,12 +149,12 @@ def infer_about(found: Sequence[Difference]) -> list[str]:
 
 
 def unnamed(found: Sequence[Difference], about: Sequence[str]) -> list[Difference]:
-    """The differences that a comparison about these things does not account for."""
+    """The differences that a comparison about these things does not explain."""
     pattern = named_pattern(about)
     names = {difference.setting for difference in found}
 
     def follows(difference: Difference) -> bool:
-        """Whether it comes with what is compared: a learner's own settings, and prompts that only one scorer reads."""
+        """Whether it follows from what is compared: a learner's own setting, or prompts that one scorer ignores."""
         one_sided = ABSENT in (difference.first, difference.second)
         if "learner" in about and one_sided and re.match(r"learner\.|multiplier\.(?!signal_)", difference.setting):
             return True
@@ -167,7 +167,7 @@ def unnamed(found: Sequence[Difference], about: Sequence[str]) -> list[Differenc
 
 
 def factors_of(found: Sequence[Difference]) -> int:
-    """How many things two arms differ in, for finding the arm that is nearest to another."""
+    """How many things two arms differ in; `claims` looks for the nearest arm with it."""
     about = infer_about(found)
     rest = unnamed(found, about)
     return bool(about) + len({_factor(difference.setting) for difference in rest})

@@ -1,4 +1,4 @@
-"""The answer to a study's question: each comparison in a sentence that says no more than its test allows."""
+"""The answer to a study's question: a sentence for each comparison, which claims no more than its test allows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _SIDES = {"less": "one-sided, lower", "greater": "one-sided, higher", "two-sided
 
 @dataclass(frozen=True)
 class Result:
-    """One comparison on one environment, worked out."""
+    """The result of one comparison on one environment."""
 
     comparison: Comparison
     source: str
@@ -50,14 +50,14 @@ class Result:
     """Each run's number, by its seed."""
     second: Mapping[int | str, float]
     verdict: Verdict | None
-    """None where a run is missing for the test."""
+    """None where there are too few runs for the test."""
     interval: Interval | None
     smallest: float | None
-    """The smallest p that so many runs can give."""
+    """The smallest p that this many runs can give."""
     level: float
-    """That p, or one minus the coverage of the interval, has to be below: the claimed one, corrected where claimed."""
+    """p, or one minus the coverage of the interval, must be below it. It is the claimed level, corrected if claimed."""
     strictest: float
-    """The level that the smallest p of all tests has to meet; under Holm's correction it is the first one's."""
+    """The level for the smallest p of all tests; with Holm's correction the first test has to meet it."""
     decided: int
     """-1 where the first arm is lower, 1 where it is higher, 0 where the test does not decide."""
     correction: str
@@ -87,7 +87,7 @@ class Result:
 
 
 def results(dataset: Dataset, chosen: Sequence[Comparison] | None = None) -> list[Result]:
-    """Every comparison worked out; tests that the claims correct for are corrected together."""
+    """The result of every comparison. If the claims name a correction, it counts all tests."""
     found = [_result(one, dataset.audit) for one in dataset.compared]
     corrected = _corrected(found, dataset.claims.correction if dataset.claims else "none")
     return [one for one in corrected if chosen is None or any(one.comparison is other for other in chosen)]
@@ -117,7 +117,7 @@ def _result(comparison: Comparison, audit: Audit) -> Result:
 
 
 def _interval(claim: Claim, first: Values, second: Values, alpha: float) -> Interval | None:
-    """Of the difference over runs: at the level of the claim where it is the test, else at the usual one."""
+    """The interval of the difference over runs, at the claim's level if it is the test, else at the usual one."""
     if min(len(first), len(second)) < LEAST:
         return None
     level = 1.0 - alpha if claim.test == "bootstrap" else LEVEL
@@ -143,10 +143,10 @@ def _worst_about(comparison: Comparison, source: str, audit: Audit) -> Finding |
 
 
 def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
-    """Decisions that hold with as many tests as there are.
+    """The results with levels that are corrected for the number of tests.
 
-    Bonferroni's level is the claimed one over their number. Holm's is that for the smallest p, over one test less for
-    each that follows, and none is decided after one that is not; intervals, which have no p, get Bonferroni's.
+    Bonferroni divides the claimed level by the number of tests. Holm does so for the smallest p, divides by one less
+    for each next p, and stops at the first that is not significant. Intervals have no p and get Bonferroni's level.
     """
     tested = [one for one in found if one.verdict is not None]
     if correction == "none" or not tested:
@@ -209,7 +209,7 @@ def signed(value: float, outcome: str) -> str:
 
 
 def sentence(result: Result) -> str:
-    """What a comparison came to, and whether its test decides it."""
+    """The result of a comparison, and whether its test is significant."""
     claim = result.comparison.claim
     if not result.first or not result.second:
         lacking = claim.first if not result.first else claim.second
@@ -242,18 +242,18 @@ def _from(result: Result) -> str:
 def _decision(result: Result) -> str:
     claim, verdict = result.comparison.claim, result.verdict
     if claim.test == "none":
-        return "No test is claimed: this describes these runs and no others."
+        return "No test is claimed, so this only describes these runs."
     if verdict is None:
-        return f"Not tested: the {_TESTS[claim.test]} needs more runs, or matched ones."
+        return f"Not tested: the {_TESTS[claim.test]} needs more runs, or runs with matching seeds."
     how = f"{result.test}{', ' + verdict.text if verdict.p is not None else ''}"
     if result.correction:
         how += f", {result.correction}"
     if result.decided:
         word = "lower" if result.decided < 0 else "higher"
-        return f"The test decides: {word} ({how})."
-    text = f"The test does not tell them apart ({how})."
+        return f"The difference is significant: {claim.first} is {word} ({how})."
+    text = f"The difference is not significant ({how})."
     if result.smallest is not None and result.smallest >= result.strictest:
-        text += f" So few runs never could: the smallest p they can give is {result.smallest:.2g}."
+        text += f" This many runs cannot show one: the smallest p that they can give is {result.smallest:.2g}."
     return text
 
 
@@ -271,16 +271,16 @@ def headline(found: Sequence[Result]) -> str:
     disputed = [
         one for one in same if one.decided and one.finding is not None and one.finding.severity is Severity.ERROR
     ]
-    doubt = " The audit finds errors in what was decided." if disputed else ""
+    doubt = " The audit found errors in significant results." if disputed else ""
     return f"{known[0].word.capitalize()} of {claim.first} against {claim.second}: {'; '.join(parts)}.{doubt}"
 
 
 def _short(result: Result) -> str:
     if result.comparison.claim.test == "none":
-        return "described, not tested,"
+        return "not tested"
     if result.verdict is None:
-        return "not testable"
-    return {-1: "lower", 0: "not told apart", 1: "higher"}[result.decided]
+        return "too few runs to test"
+    return {-1: "lower", 0: "no significant difference", 1: "higher"}[result.decided]
 
 
 def _and(names: Sequence[str]) -> str:
@@ -289,9 +289,9 @@ def _and(names: Sequence[str]) -> str:
 
 
 def audit_line(audit: Audit) -> str:
-    """How much the audit found, and the worst of it."""
+    """How many findings the audit has, and the worst of them."""
     if not audit.findings:
-        return "The audit found nothing wrong with the runs it looked at."
+        return "The audit found nothing wrong with these runs."
     counts = [
         counted(number, str(level))
         for level in reversed(Severity)
@@ -302,13 +302,13 @@ def audit_line(audit: Audit) -> str:
 
 
 def answering(dataset: Dataset, found: Sequence[Result]) -> list[Result]:
-    """The comparisons that answer the question. Those of a study that states none would answer another one."""
+    """The comparisons that answer the question: none for a study that states none, because nobody asked for them."""
     supposed = bool(dataset.info.definition) and dataset.claims is None
     return [one for one in found if one.first and one.second and not supposed]
 
 
-def spoken(dataset: Dataset, found: Sequence[Result], most: int) -> list[str]:
-    """The answer as lines of text: the headline, what it rests on, and the audit's word."""
+def answer_lines(dataset: Dataset, found: Sequence[Result], most: int) -> list[str]:
+    """The answer as lines of text: the headline, the comparisons behind it, and the audit in one line."""
     known = answering(dataset, found)
     if not known:
         return [*describe_arms(dataset)[:most], audit_line(dataset.audit)]
@@ -316,10 +316,10 @@ def spoken(dataset: Dataset, found: Sequence[Result], most: int) -> list[str]:
 
 
 def describe_arms(dataset: Dataset) -> list[str]:
-    """What each arm came to, for a report without a comparison."""
+    """The cost of each arm, for a report without a comparison."""
     lines = []
     for (env, name), arm in dataset.every_arm.items():
-        for source in [*sorted({key for run in arm.runs for key in run.evaluations}), "training"]:
+        for source in [*arm.protocols, "training"]:
             values = list(values_of(arm, "cost", source).values())
             if values:
                 budget = arm.first.config.budget

@@ -13,13 +13,13 @@ import polars as pl
 from vlmsafe.analysis import gate_roc, lead_time
 from vlmsafe.analysis.tables import episode_numbers, stacked
 from vlmsafe.audit import audit
-from vlmsafe.audit.auditor import claims_beside
 from vlmsafe.audit.findings import Audit
 from vlmsafe.comparison.claims import (
     Claims,
     Comparison,
     claims_with_runs,
     comparisons,
+    find_claims,
 )
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.paper.side_by_side import SCHEMA, side_by_side
@@ -191,7 +191,7 @@ def read_dataset(paths: Sequence[Path | str], info: StudyInfo) -> Dataset:
             if not sources:
                 raise InputError(f"{others[0]}{more}: not of the study as it is defined now, and there are no others")
             problems.append(f"{others[0]}{more}: not of the study as it is defined now, and left out")
-    claims = info.claims if info.claims is not None else claims_beside(paths)
+    claims = info.claims if info.claims is not None else find_claims(paths)
     every_arm = read_arms(sources)
     kept, missing = claims_with_runs(claims, every_arm) if claims is not None else (None, [])
     if kept is not None and not kept.comparisons:

@@ -13,7 +13,7 @@ from pathlib import Path
 from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
-from vlmsafe.report.answer import results, spoken
+from vlmsafe.report.answer import answer_lines, results
 from vlmsafe.report.charts.build import build_chart
 from vlmsafe.report.dataset import Dataset, read_dataset
 from vlmsafe.report.elements import Chart, Missing, Table
@@ -89,7 +89,7 @@ def write_report(
     if files:
         _replace_listed(folder, [path.name for path in written])
     missing = tuple(item.content for item in items if isinstance(item.content, Missing))
-    return Written(out, tuple(written), missing, tuple(spoken(dataset, found, _SPOKEN)))
+    return Written(out, tuple(written), missing, tuple(answer_lines(dataset, found, _SPOKEN)))
 
 
 def _require_own(folder: Path, out: Path) -> None:

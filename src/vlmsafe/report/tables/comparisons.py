@@ -75,7 +75,7 @@ def _comparison_cells(one: Result) -> list[Cell]:
     p = Cell()
     if one.verdict is not None and one.verdict.p is not None:
         p = Cell(one.verdict.p, one.verdict.text.removeprefix("p = "))
-    says = {-1: "lower", 0: "not told apart", 1: "higher"}[one.decided]
+    says = {-1: "lower", 0: "no significant difference", 1: "higher"}[one.decided]
     if claim.test == "none" or one.verdict is None:
         says = "not tested"
     source = one.source if one.source != "training" else f"training, {window_name(claim.window)}"
