@@ -12,7 +12,10 @@ DEMO := runs/demo
 
 .PHONY: install demo docs embedded check test soak lint types suite fast clean
 
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+PYTEST := $(BIN)/python -m pytest --dist worksteal
+# What `make check` runs: tests that mostly compute. Those in these folders that do not are marked slow.
+FAST := $(addprefix tests/,analysis cli comparison config io learners paper report runs envs/small envs/test_api.py \
+	envs/test_gym.py signals/test_*.py studies/cost studies/test_study.py studies/test_study_definitions.py test_*.py)
 
 install: $(VENV)/installed
 
@@ -47,13 +50,13 @@ test: install lint
 	@$(MAKE) --no-print-directory -j2 types suite
 
 soak: install
-	$(PYTEST) -m soak
+	$(PYTEST) -n auto -m soak
 
 fast:
-	$(PYTEST) -m "not slow and not soak"
+	$(PYTEST) -n $$(nproc) -m "not slow and not soak" $(FAST)
 
 suite:
-	$(PYTEST)
+	$(PYTEST) -n auto
 
 types:
 	$(BIN)/mypy

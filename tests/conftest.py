@@ -1,10 +1,13 @@
 """What the tests of all rooms share."""
 
+import fcntl
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
+import pytest
 
 # Models and matrices in tests are small: threads that wait for each other would take most of the time, and other
 # tests run beside them. The libraries read this when they are first imported, in child processes too.
@@ -24,3 +27,26 @@ hypothesis.settings.load_profile("tests")
 def pytest_xdist_auto_num_workers() -> int:
     """How many workers `-n auto` starts: more than cores, because tests wait for processes that they started."""
     return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+
+
+MadeOnce = Callable[[str, Callable[[Path], object]], Path]
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """`made_once(name, make)` is a folder that `make(folder)` filled once for all workers; tests only read it."""
+    root = tmp_path_factory.getbasetemp()
+    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "made-once"
+    root.mkdir(exist_ok=True)
+
+    def folder_of(name: str, make: Callable[[Path], object]) -> Path:
+        folder, done = root / name, root / f"{name}.done"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                folder.mkdir(exist_ok=True)
+                make(folder)
+                done.touch()
+        return folder
+
+    return folder_of

@@ -14,6 +14,8 @@ from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.shaping import due, hold, reward_bonus
 from vlmsafe.wrapper import SemanticSignals
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = load_prompts("metadrive")
 
 

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from designs.benign import BENIGN
@@ -22,18 +23,23 @@ from vlmsafe.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    return write_published_design(tmp_path_factory.mktemp("published"))
-
-
-@pytest.fixture(scope="module", params=["signal", "gate"])
-def clean(request, tmp_path_factory):
-    return write_clean_design(tmp_path_factory.mktemp(request.param), variant=request.param)
+def published(made_once):
+    return made_once("published-design", write_published_design)
 
 
 @pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    return {name: write_clean_design(tmp_path_factory.mktemp(name), variant=name) for name in ("signal", "gate")}
+def result(published):
+    return audit([published])
+
+
+@pytest.fixture(scope="module", params=["signal", "gate"])
+def clean(request, bases):
+    return bases[request.param]
+
+
+@pytest.fixture(scope="module")
+def bases(made_once):
+    return {name: made_once(f"clean-{name}", partial(write_clean_design, variant=name)) for name in ("signal", "gate")}
 
 
 def command(*arguments):
@@ -45,8 +51,7 @@ def command(*arguments):
     )
 
 
-def test_the_paper_is_found_to_have_the_problems_that_it_reports(published):
-    result = audit([published])
+def test_the_paper_is_found_to_have_the_problems_that_it_reports(result):
     assert len(EXPECTED) >= 10
     assert set(EXPECTED) <= result.codes()
     assert set(UNREPORTED) <= result.codes()
@@ -59,9 +64,9 @@ def test_most_of_them_are_found_without_being_told_what_was_claimed(published, t
     assert len(set(EXPECTED) & result.codes()) >= 10
 
 
-def test_the_evidence_is_the_published_one(published):
+def test_the_evidence_is_the_published_one(result):
     by_code = {}
-    for finding in audit([published]).findings:
+    for finding in result.findings:
         by_code.setdefault(finding.code, []).append("\n".join((finding.where, *finding.evidence)))
     text = {code: "\n".join(entries) for code, entries in by_code.items()}
     assert "learner.update_iters: 40 against 10" in text["unmatched-arms"]

@@ -12,6 +12,8 @@ from small_embedded import save_small_embedded
 from vlmsafe.cli import main
 from vlmsafe.errors import EXIT_BAD_INPUT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

@@ -9,6 +9,8 @@ import pytest
 from vlmsafe import train
 from vlmsafe.errors import EXIT_BAD_INPUT
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

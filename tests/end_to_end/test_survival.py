@@ -2,12 +2,14 @@
 
 import json
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import call
 from processes import start_vlmsafe, vlmsafe
 
 from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED
@@ -109,7 +111,7 @@ def test_second_process_on_a_run_directory_is_refused(tmp_path):
         assert Run.open(run).status() == "running"
         config = (run / "config.yaml").read_bytes()
         for arguments in (("--resume", run), ("--env", "speeding", "--seed", "8", "--run-dir", run)):
-            second = vlmsafe("train", *arguments)
+            second = call("train", *arguments)
             assert second.returncode == EXIT_FAILED
             assert "in use by another process" in second.stderr
             assert str(process.pid) in second.stderr
@@ -124,9 +126,8 @@ def test_second_process_on_a_run_directory_is_refused(tmp_path):
 @pytest.mark.parametrize("damage", ["truncated", "bit flipped", "empty"])
 def test_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
     size = (*SPEEDING, "--total-steps", "2000", "--steps-per-epoch", "400")
-    for name in ("whole", "damaged"):
-        assert vlmsafe("train", *size, "--run-dir", tmp_path / name).returncode == 0
-    run = tmp_path / "damaged"
+    assert call("train", *size, "--run-dir", tmp_path / "whole").returncode == 0
+    run = shutil.copytree(tmp_path / "whole", tmp_path / "damaged")
     newest = path_of(run / "checkpoints", 5)
     content = bytearray(newest.read_bytes())
     if damage == "truncated":
@@ -136,23 +137,24 @@ def test_damaged_newest_checkpoint_falls_back_to_the_one_before(tmp_path, damage
     else:
         content.clear()
     newest.write_bytes(content)
-    answer = vlmsafe("train", "--resume", run, "--no-quiet")
+    answer = call("train", "--resume", run, "--no-quiet")
     assert answer.returncode == 0, answer.stderr
     assert "epoch-00005.safetensors is damaged" in answer.stderr
     assert "going back to epoch 4" in answer.stderr
     assert_equal_runs(tmp_path / "whole", run)
 
 
-def test_unfinished_run_is_never_mistaken_for_a_finished_one(tmp_path):
+def test_unfinished_run_is_never_mistaken_for_a_finished_one(tmp_path, monkeypatch):
     run = tmp_path / "run"
     process = start_vlmsafe("train", *SPEEDING, "--total-steps", "400000", "--steps-per-epoch", "400", "--run-dir", run)
     wait_for(lambda: rows(run) >= 2, process)
     process.kill()
     process.wait()
-    listing = vlmsafe("runs", ".", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    listing = call("runs", ".")
     assert "stopped early" in listing.stdout
     assert "finished" not in listing.stdout
-    evaluated = vlmsafe("evaluate", run, "--episodes", "4")
+    evaluated = call("evaluate", run, "--episodes", "4")
     assert evaluated.returncode == 0, evaluated.stderr
     assert "of 1000, stopped early" in evaluated.stdout
 
@@ -163,7 +165,7 @@ def test_events_tell_the_story_of_a_run(tmp_path):
     wait_for(lambda: rows(run) >= 2, process)
     process.terminate()
     process.wait()
-    assert vlmsafe("train", "--resume", run).returncode == 0
+    assert call("train", "--resume", run).returncode == 0
     events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert events == ["started", "interrupted", "resumed", "finished"]
 
@@ -181,9 +183,9 @@ def test_signal_before_training_begins_changes_nothing(tmp_path, monkeypatch):
 
 def test_run_whose_checkpoints_are_gone_starts_over_without_doubling_rows(tmp_path):
     size = (*SPEEDING, "--total-steps", "1200", "--steps-per-epoch", "400", "--run-dir", tmp_path / "run")
-    assert vlmsafe("train", *size).returncode == 0
+    assert call("train", *size).returncode == 0
     before = (tmp_path / "run" / "epochs.jsonl").read_bytes()
     for checkpoint in (tmp_path / "run" / "checkpoints").iterdir():
         checkpoint.unlink()
-    assert vlmsafe("train", "--resume", tmp_path / "run").returncode == 0
+    assert call("train", "--resume", tmp_path / "run").returncode == 0
     assert (tmp_path / "run" / "epochs.jsonl").read_bytes() == before

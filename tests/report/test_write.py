@@ -14,6 +14,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.report.request import StudyInfo
 from vlmsafe.report.write import write_report
 
+pytestmark = pytest.mark.slow
+
 EVIL = '<script>alert("&amp;")</script>'
 
 

@@ -1,6 +1,7 @@
 """What the designs promise: the printed figures in the published one, nothing amiss in the clean one."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +59,13 @@ class Written:
 
 
 @pytest.fixture(scope="module")
-def paper(tmp_path_factory):
-    return Written(write_published_design(tmp_path_factory.mktemp("published")))
+def paper(made_once):
+    return Written(made_once("published-design", write_published_design))
 
 
 @pytest.fixture(scope="module", params=DESIGNS)
-def clean(request, tmp_path_factory):
-    return Written(write_clean_design(tmp_path_factory.mktemp("clean"), variant=request.param))
+def clean(request, made_once):
+    return Written(made_once(f"clean-{request.param}", partial(write_clean_design, variant=request.param)))
 
 
 def rates(table):
