@@ -1,5 +1,6 @@
 """The package as a user gets it: a wheel, installed into an environment of its own, far from the checkout."""
 
+import os
 import subprocess
 import sys
 import venv
@@ -16,8 +17,12 @@ def test_an_installed_wheel_trains_evaluates_and_reports_without_the_checkout(tm
     wheels, home = tmp_path / "wheels", tmp_path / "elsewhere"
     home.mkdir()
 
+    away = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # which may name the checkout
+
     def call(*words):
-        done = subprocess.run([str(word) for word in words], cwd=home, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [str(word) for word in words], cwd=home, env=away, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, f"{words}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
