@@ -24,16 +24,16 @@ class Camera:
 
 
 def drive(camera: Camera, stack: FrameStack, steps: int) -> dict[int, list[int]]:
-    """The steps of the frames in each moment."""
+    """The steps of the frames in each stack."""
     found = {}
     for camera.step in range(1, steps + 1):
-        if (moment := stack.after(camera.step)) is not None:
-            found[camera.step] = moment[0, 0, ::3].tolist()
+        if (frames := stack.after(camera.step)) is not None:
+            found[camera.step] = frames[0, 0, ::3].tolist()
     return found
 
 
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 40))
-def test_a_moment_holds_the_frames_some_steps_apart_oldest_first(frames: int, every: int, steps: int) -> None:
+def test_a_stack_holds_the_frames_some_steps_apart_oldest_first(frames: int, every: int, steps: int) -> None:
     camera = Camera()
     found = drive(camera, FrameStack(camera.frame, frames, every), steps)
     assert list(found) == list(range(every, steps + 1, every))
@@ -50,7 +50,7 @@ def test_an_episode_sees_nothing_of_the_one_before_it() -> None:
 
 
 @pytest.mark.parametrize(("frames", "every", "rendered"), [(1, 4, 10), (2, 4, 10), (2, 1, 40), (2, 10, 8), (1, 10, 4)])
-def test_no_frame_is_rendered_that_no_moment_needs(frames: int, every: int, rendered: int) -> None:
+def test_no_frame_is_rendered_that_no_stack_needs(frames: int, every: int, rendered: int) -> None:
     camera = Camera()
     drive(camera, FrameStack(camera.frame, frames, every), 40)
     assert camera.rendered == rendered
@@ -65,6 +65,6 @@ def test_frames_that_change_their_size_are_an_error() -> None:
         stack.after(2)
 
 
-def test_a_moment_has_the_shape_that_is_announced() -> None:
+def test_a_stack_has_the_shape_that_is_announced() -> None:
     camera = Camera()
     assert FrameStack(camera.frame, 2, 1).after(1).shape == stack_shape((2, 3, 3), 2) == (2, 3, 6)

@@ -194,7 +194,7 @@ def test_frames_that_cannot_be_are_refused(address, bystander, wrong, said):
     assert said in refusal(channel)
 
 
-def test_frames_of_more_moments_than_the_scorer_wants_are_refused(address, bystander):
+def test_larger_stacks_than_the_scorer_wants_are_refused(address, bystander):
     channel = opened(address)
     layout = Layout((8, 8, 6), 8, 2)
     channel.send_json(Kind.ATTACH, 2, attach_body(layout, memory=False))

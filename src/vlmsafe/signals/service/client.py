@@ -55,7 +55,7 @@ from vlmsafe.signals.service.wire import (
     slot_body,
 )
 
-SLOTS = 3
+SLOTS = 3  # blocks that may be under way
 
 
 def connect(
@@ -74,25 +74,6 @@ def connect(
     return ServiceScorer(where, spec, prompts, wait, give_up=give_up, locate=locate)
 
 
-class RemoteScorer(Scorer):
-    """A scorer in another process, with that scorer's attributes."""
-
-    looks_at: ClassVar[InputKind] = "frame"
-    rules: tuple[Rule, ...]  # type: ignore[misc]
-    bounds: tuple[float, float]  # type: ignore[misc]
-    calibrated: bool  # type: ignore[misc]
-
-    def take_over(self, said: dict[str, Any]) -> None:
-        """Copy the attributes from what `describe_scorer` returned."""
-        self.rules, self.bounds = tuple(said["rules"]), (said["bounds"][0], said["bounds"][1])
-        self.calibrated, self.frames = said["calibrated"], said["frames"]
-        self.groups = (said["groups"][0], said["groups"][1])
-        self._description: dict[str, Any] = said["description"]
-
-    def describe(self) -> dict[str, Any]:
-        return dict(self._description)
-
-
 def describe_scorer(scorer: Scorer) -> dict[str, Any]:
     """The attributes of a scorer that its client needs, as plain values."""
     return {
@@ -108,8 +89,13 @@ def describe_scorer(scorer: Scorer) -> dict[str, Any]:
 _ABOUT = {"rules": list, "bounds": list, "calibrated": bool, "frames": int, "groups": list, "description": dict}
 
 
-class ServiceScorer(RemoteScorer):
-    """Asks a service over a Unix or a TCP socket."""
+class ServiceScorer(Scorer):
+    """Asks a service over a Unix or a TCP socket. It has the attributes of the service's scorer."""
+
+    looks_at: ClassVar[InputKind] = "frame"
+    rules: tuple[Rule, ...]  # type: ignore[misc]
+    bounds: tuple[float, float]  # type: ignore[misc]
+    calibrated: bool  # type: ignore[misc]
 
     def __init__(
         self,
@@ -130,7 +116,7 @@ class ServiceScorer(RemoteScorer):
         self._asked: deque[_Asked] = deque()  # unanswered, the oldest first
         self._sent: set[_Asked] = set()  # those of them that this connection has
         self._first: tuple[NDArray[np.uint8], Similarities] | None = None  # a frame, and what the service made of it
-        self._about: dict[str, Any] | None = None
+        self._about: dict[str, Any] = {}  # what `describe_scorer` gave in the service
         self._connection = Connection(address, locate, wait, give_up, self._greet)
         self._connection.attempt(lambda channel: None)
 
@@ -153,7 +139,7 @@ class ServiceScorer(RemoteScorer):
         return finish
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "service": str(self._connection.address)}
+        return {**self._about["description"], "service": str(self._connection.address)}
 
     def notes(self, env: str | None = None) -> list[str]:
         def ask(channel: Channel) -> list[str]:
@@ -245,13 +231,15 @@ class ServiceScorer(RemoteScorer):
         self._sent.clear()
         channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts, self._threads))
         about = fields(self._connection.receive(channel, Kind.OPENED).body, _ABOUT)
-        if self._about is not None and _identity(about) != _identity(self._about):
+        if self._about and _identity(about) != _identity(self._about):
             raise RunError(
                 f"the scoring service at {self._connection.address} came back with another model: "
                 f"{_identity(about)} after {_identity(self._about)}. Put the model back and resume the run"
             )
         self._about = about
-        self.take_over(about)
+        self.rules, self.bounds = tuple(about["rules"]), (about["bounds"][0], about["bounds"][1])
+        self.calibrated, self.frames = about["calibrated"], about["frames"]
+        self.groups = (about["groups"][0], about["groups"][1])
         channel.body_limit = max(channel.body_limit, 64 + 4 * sum(self.groups) * self._spec.batch)
         if self._slots is not None:
             slots = self._slots
@@ -321,7 +309,7 @@ def _own_threads() -> int:
     return int(torch.get_num_threads()) if torch is not None else 0
 
 
-def _identity(said: dict[str, Any]) -> dict[str, Any]:
+def _identity(about: dict[str, Any]) -> dict[str, Any]:
     """What must not change when a service comes back: the model, but not its device."""
-    model = {name: value for name, value in said["description"].items() if name != "device"}
-    return {**{name: value for name, value in said.items() if name != "description"}, **model}
+    model = {name: value for name, value in about["description"].items() if name != "device"}
+    return {**{name: value for name, value in about.items() if name != "description"}, **model}
