@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vlmsafe.runs.run import Run
     from vlmsafe.signals.scorers.api import Scorer
     from vlmsafe.studies.api import load_study, report, run_study
-    from vlmsafe.training.trainer import resume, train
+    from vlmsafe.training.start import resume, train
     from vlmsafe.wrapper import SemanticSignals
 
 __all__ = [
@@ -66,10 +66,10 @@ _MODULES = {
     "load_study": "vlmsafe.studies.api",
     "make_env": "vlmsafe.envs.registry",
     "report": "vlmsafe.studies.api",
-    "resume": "vlmsafe.training.trainer",
+    "resume": "vlmsafe.training.start",
     "run_study": "vlmsafe.studies.api",
     "trace": "vlmsafe.evaluation.trace.record",
-    "train": "vlmsafe.training.trainer",
+    "train": "vlmsafe.training.start",
 }
 """The module of each public name. It is imported on first use, so that `import vlmsafe` loads no torch."""
 

@@ -6,7 +6,7 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.runs.surroundings import package_versions
 from vlmsafe.runs.versions import Code, code_of, other_code
-from vlmsafe.training.trainer import resume, train
+from vlmsafe.training.start import resume, train
 
 SMALL = {"env": "speeding", "total_steps": 80, "steps_per_epoch": 40, "quiet": True}
 

@@ -8,7 +8,7 @@ import pytest
 from vlmsafe import resume, train
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of
-from vlmsafe.training.score import ScorerFailure
+from vlmsafe.signals.scorers.api import ScorerFailure
 
 SIGNAL = {"scorer": "python:frame_scorer:FrameScorer", "prompts": "metadrive", "calibration": {"frames": 40}}
 SMALL = {"env": "speeding", "method": "vlm-ppo-lag-conf", "total_steps": 708, "steps_per_epoch": 354, "quiet": True,

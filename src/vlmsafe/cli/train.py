@@ -56,7 +56,7 @@ def train_verb(argv: list[str]) -> None:
         defaults = method_defaults(early.method or TrainConfig.method)
     command = parse(TrainCommand, argv, "train", TrainCommand(settings=defaults))
 
-    from vlmsafe.training.trainer import resume, train
+    from vlmsafe.training.start import resume, train
 
     if command.resume is not None:
         from vlmsafe.runs.run import Run

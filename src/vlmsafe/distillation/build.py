@@ -85,7 +85,7 @@ def build(
 def _agents(directory: Path, plan: BuildPlan, note: Callable[[str], None]) -> None:
     from vlmsafe.config.methods import method_defaults
     from vlmsafe.runs.run import Run
-    from vlmsafe.training.trainer import resume, train
+    from vlmsafe.training.start import resume, train
 
     for agent in (*plan.recorded, *plan.tested):
         path = directory / "agents" / agent.name

@@ -20,9 +20,9 @@ from vlmsafe.signals.gate import (
     ProbabilityGate,
 )
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
-from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer
+from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer, score_named
 from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, make_scorer, parse_scorer
-from vlmsafe.training.score import FrameScoring, score_named
+from vlmsafe.training.score import FrameScoring
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,22 @@
-"""The prices of a run: the multiplier on cost (Eq. 7) and, for a run that gives it one, the signal's own."""
+"""The constraints of a run: episode cost within its budget and, where a run asks for it, the signal within its own."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.learners.advantages import combine_costs
 from vlmsafe.learners.multipliers import Bracket, make_multiplier, make_signal_multiplier
 from vlmsafe.numerics.normaliser import Array
-from vlmsafe.training.summaries import mean_of
+from vlmsafe.training.summaries import Row, mean_of
 
 
-class Pricing:
-    """Both multipliers, what moved them last, and what they make of advantages."""
+class Constraints:
+    """Eq. 1's J_C <= d as a multiplier lambda on the cost advantage, and the signal's own multiplier mu.
+
+    Holds what moved the multipliers last, for the epoch's row.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         assert config.budget is not None
@@ -22,8 +26,8 @@ class Pricing:
         self._bracket: Bracket | None = None
         self._signal_bracket: Bracket | None = None
 
-    def update(self, episode_cost: float | None, finished: list[dict[str, Any]], excess_budget: float | None) -> None:
-        """Move the multipliers by J_C and by the scores of the epoch's finished episodes (Eqs. 6 and 7).
+    def update(self, episode_cost: float | None, finished: Sequence[Row], excess_budget: float | None) -> None:
+        """Move the multipliers by J_C and by the mean scores of the epoch's finished episodes.
 
         Where no episode finished, nothing is known and nothing changes.
         """
@@ -47,24 +51,24 @@ class Pricing:
         return self._bracket.cost_gap if self._bracket else 0.0
 
     @property
-    def price(self) -> float:
-        """lambda + mu, what a learner multiplies the combined cost advantages by."""
-        return self._value + self._signal_value
+    def total(self) -> float:
+        """lambda + mu, the multiplier of the combined cost advantages."""
+        return self._lambda + self._mu
 
     def combine(self, cost: Array, signal: Array | None) -> Array:
         """One advantage for cost and signal together, as a learner expects it."""
-        return cost if signal is None else combine_costs(cost, self._value, signal, self._signal_value)
+        return cost if signal is None else combine_costs(cost, self._lambda, signal, self._mu)
 
     @property
-    def _value(self) -> float:
+    def _lambda(self) -> float:
         return self.multiplier.value if self.multiplier else 0.0
 
     @property
-    def _signal_value(self) -> float:
+    def _mu(self) -> float:
         return self.signal_multiplier.value if self.signal_multiplier else 0.0
 
     def figures(self) -> dict[str, float | None]:
-        """Every term apart, for the epoch's row."""
+        """Each term separately, for the epoch's row."""
         return {
             "budget": self.budget,
             "cost_gap": self._bracket.cost_gap if self._bracket else None,

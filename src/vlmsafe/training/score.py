@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -18,66 +19,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.config.settings import SignalConfig, TrainConfig
+from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.vector.frames import Frames, Stream
+from vlmsafe.envs.vector.pool import WorkerPool
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.frame_stack import stack_shape
 from vlmsafe.signals.gate import GATES, AnyGate
-from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.rules import Scores, apply_rule
-from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, check_scorer
-from vlmsafe.signals.scorers.api import ScorerFailure as ScorerFailure
-from vlmsafe.signals.scorers.api import score_named as score_named
-from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
+from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, score_named
 from vlmsafe.signals.shaping import Shaped, hold, shape
-from vlmsafe.training.collect import Dimensions, Share, Watch
+from vlmsafe.training.collect import CollectTask, Dimensions, RandomPolicy, Share, Watch
 
 
 @functools.cache
 def scoring_thread() -> ThreadPoolExecutor:
     """The one thread of the process that scores: blocks one after another, whatever scorer they are for."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
-
-
-def load_scorer(
-    config: TrainConfig,
-    prompts: PromptSet | None,
-    observation: int,
-    seed: tuple[int, ...],
-    give_up: Callable[[], bool] = lambda: False,
-) -> Scorer:
-    """The scorer a run asks for, checked to fit its rule; `observation` is the length of what it may look at.
-
-    Where it is elsewhere, it is waited for until `give_up` says so.
-    """
-    signal = config.signal
-    name = parse_scorer(signal.scorer)
-    if name.kind.rules is not None:
-        _check_rule(config, name.kind.rules)  # before a model is loaded, or fetched
-    scorer = make_scorer(
-        name,
-        prompts,
-        device=signal.device,
-        precision=signal.precision,
-        compile=signal.compile,
-        batch=signal.batch,
-        observation=observation,
-        seed=seed,
-        service=signal.service,
-        service_wait=signal.service_wait,
-        give_up=give_up,
-    )
-    check_scorer(scorer)
-    _check_rule(config, scorer.rules)
-    return scorer
-
-
-def _check_rule(config: TrainConfig, rules: tuple[str, ...]) -> None:
-    if config.signal.rule not in rules:
-        raise InputError(
-            f"the scorer '{config.signal.scorer}' cannot be used with the rule '{config.signal.rule}' of the method "
-            f"'{config.method}'; it gives {' or '.join(rules)}"
-        )
 
 
 class FrameScoring(abc.ABC):
@@ -220,3 +178,72 @@ class Scoring(FrameScoring):
 
     def _none(self) -> Similarities:
         return np.empty((0, sum(self.scorer.groups)), np.float32)
+
+
+def calibrate(
+    scoring: Scoring,
+    config: TrainConfig,
+    spec: EnvSpec,
+    workers: WorkerPool[Share],
+    action: int,
+    seed: tuple[int, ...],
+    should_stop: Callable[[], bool],
+) -> Calibration | None:
+    """Levels of the scorer on a random policy's frames, or None when `should_stop` became true.
+
+    Frames are those that training would score, every k-th, from scenarios of the training pool. No episode gives more
+    than its share of the buffer, so that it holds at least as many episodes as asked for. Rounds of equal tasks follow
+    each other until the buffer is full; the first `frames` in the order of rounds and workers make it up.
+    """
+    signal, wanted = config.signal, config.signal.calibration
+    assert wanted.frames is not None
+    # One stream is one worker's; several episodes may be of several.
+    streams = 1 if wanted.episodes == 1 else config.num_envs
+    limit = None if wanted.episodes == 1 else wanted.frames // wanted.episodes * signal.every
+    steps = math.ceil(wanted.frames / streams) * signal.every
+    buffer: list[Scores] = []
+    held, episodes = 0, 0
+    while held < wanted.frames:
+        tasks = [
+            CollectTask(
+                policy=RandomPolicy(action),
+                normaliser=None,
+                scenarios=spec.training,
+                traffic=spec.traffic,
+                steps=steps,
+                seed=(*seed, len(buffer), worker),
+                watch=scoring.watch,
+                episode_limit=limit,
+            )
+            for worker in range(streams)
+        ]
+        reader = scoring if scoring.stream is not None else None
+        shares = workers.run(tasks, should_stop=should_stop, reader=reader)
+        if shares is None:
+            return None
+        scores = scoring.read(shares)
+        if not len(scores.margin):
+            raise InputError(
+                f"no frame could be taken for the calibration: no episode of '{config.env}' lasts {signal.every} "
+                "steps; lower --signal.every"
+            )
+        episodes += _episodes_within(shares, wanted.frames - held)
+        held += len(scores.margin)
+        buffer.append(scores)
+    target = wanted.target if signal.gate == "calibrated" else None
+    return Calibration.of(Scores.join(buffer, wanted.frames), episodes, gate_target=target, reference=signal.reference)
+
+
+def _episodes_within(shares: list[Share], frames: int) -> int:
+    """How many episodes the first `frames` scored frames come from."""
+    count = 0
+    for share in shares:
+        start = 0
+        for end in share.rollout.path_ends:
+            taken = int(share.scored[start:end].sum())
+            if frames <= 0:
+                return count
+            count += taken > 0
+            frames -= taken
+            start = end
+    return count

@@ -1,21 +1,25 @@
-"""What is found out before a run is written: the environment can be made, the scorer can be loaded."""
+"""Before a run is written: make its environment once, and load its scorer. What fails here leaves no run behind."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
-from vlmsafe.errors import Interrupted
+from vlmsafe.errors import InputError, Interrupted
 from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.api import InputKind, Scorer
-from vlmsafe.signals.scorers.registry import kind_of
+from vlmsafe.signals.scorers.api import InputKind, Scorer, check_scorer
+from vlmsafe.signals.scorers.registry import kind_of, make_scorer, parse_scorer
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.training.collect import DescribeTask, Dimensions
-from vlmsafe.training.score import load_scorer
+
+# Every random choice is drawn from a generator seeded by the run's seed, a purpose and its place in the run. There is
+# no generator state to save: a resumed epoch draws what the uninterrupted one would have drawn.
+INITIAL, SHUFFLE, COLLECT, SCORER, CALIBRATE = range(5)
 
 
 @dataclass(frozen=True)
@@ -27,15 +31,15 @@ class Setup:
     scorer: Scorer | None
 
 
-def set_up(config: TrainConfig, prompts: PromptSet | None, seed: tuple[int, ...], stop: StopRequest) -> Setup:
-    """Load what the configuration names; `seed` is for a scorer that begins at random."""
+def set_up(config: TrainConfig, prompts: PromptSet | None, stop: StopRequest) -> Setup:
+    """Load what the configuration names."""
     if config.signal.scorer == "none":
         return Setup(*describe(config, "nothing", stop), None)
     if kind_of(config.signal.scorer).looks_at == "observation":  # its networks are as wide as an observation
         spec, dimensions = describe(config, "observation", stop)
-        return Setup(spec, dimensions, load_scorer(config, prompts, dimensions.observation, seed))
+        return Setup(spec, dimensions, load_scorer(config, prompts, dimensions.observation))
     try:
-        scorer = load_scorer(config, prompts, 0, seed, give_up=lambda: stop.requested)
+        scorer = load_scorer(config, prompts, 0, give_up=lambda: stop.requested)
     except GivenUp:
         raise _interrupted(stop) from None
     return Setup(*describe(config, scorer.looks_at, stop), scorer)
@@ -55,3 +59,43 @@ def describe(config: TrainConfig, looks_at: InputKind, stop: StopRequest) -> tup
 
 def _interrupted(stop: StopRequest) -> Interrupted:
     return Interrupted(f"stopped by {stop.reason} before training began; nothing was changed")
+
+
+def load_scorer(
+    config: TrainConfig,
+    prompts: PromptSet | None,
+    observation: int,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Scorer:
+    """The scorer a run asks for, checked to fit its rule; `observation` is the length of what it may look at.
+
+    Where it is elsewhere, it is waited for until `give_up` says so.
+    """
+    signal = config.signal
+    name = parse_scorer(signal.scorer)
+    if name.kind.rules is not None:
+        _check_rule(config, name.kind.rules)  # before a model is loaded, or fetched
+    scorer = make_scorer(
+        name,
+        prompts,
+        device=signal.device,
+        precision=signal.precision,
+        compile=signal.compile,
+        batch=signal.batch,
+        observation=observation,
+        seed=(config.seed, SCORER),  # for a scorer that begins at random
+        service=signal.service,
+        service_wait=signal.service_wait,
+        give_up=give_up,
+    )
+    check_scorer(scorer)
+    _check_rule(config, scorer.rules)
+    return scorer
+
+
+def _check_rule(config: TrainConfig, rules: tuple[str, ...]) -> None:
+    if config.signal.rule not in rules:
+        raise InputError(
+            f"the scorer '{config.signal.scorer}' cannot be used with the rule '{config.signal.rule}' of the method "
+            f"'{config.method}'; it gives {' or '.join(rules)}"
+        )

@@ -1,22 +1,39 @@
-"""What an epoch leaves behind: figures per episode and per epoch, and where the time went."""
+"""Figures of an epoch: one row per episode, one for the epoch, and the seconds its stages took."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmsafe.learners.learner import Losses
 from vlmsafe.signals.shaping import Shaped, path_means, path_sums
+from vlmsafe.training.collect import Share
+
+Row = dict[str, Any]
 
 
-def signal_figures(shaped: Shaped, path_ends: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-    """What each episode's record says of the signal.
+def episode_rows(epoch: int, shares: Sequence[Share], shaped: Shaped | None, ends: NDArray[np.int64]) -> list[Row]:
+    """One row per episode begun in an epoch, in worker order; `ends` are the ends of their paths in the rollout."""
+    rows = [
+        {"epoch": epoch, "worker": worker, **episode}
+        for worker, share in enumerate(shares)
+        for episode in share.episodes
+    ]
+    if shaped is None:
+        return rows
+    return [row | figures for row, figures in zip(rows, _signal_figures(shaped, ends), strict=True)]
 
-    Scores are means over all steps, as Eq. 6 takes them; kappa and margin over the scored steps alone, None where an
-    episode ended before its first.
+
+def _signal_figures(shaped: Shaped, path_ends: NDArray[np.int64]) -> Iterator[Row]:
+    """The signal's figures of each episode.
+
+    Scores are means over all steps; kappa and margin are means over the scored steps alone, None where an episode
+    ended before its first.
     """
     signals = shaped.signals
     columns = {
@@ -37,12 +54,85 @@ def signal_figures(shaped: Shaped, path_ends: NDArray[np.int64]) -> Iterator[dic
         start = end
 
 
-def mean_of(episodes: list[dict[str, Any]], name: str, weight: str | None = None) -> float | None:
-    """Mean of a figure over the episodes that have it, each counted once or by another of its figures."""
+def finished_among(episodes: Sequence[Row]) -> list[Row]:
+    """The episodes that ended by themselves; the end of a worker's share cut the others."""
+    return [row for row in episodes if row["finished"]]
+
+
+def mean_of(episodes: Sequence[Row], name: str, weight: str | None = None) -> float | None:
+    """Mean of a figure over the episodes that have it, each counted once or by another of its figures.
+
+    Over an epoch's finished episodes this is the mean negative score of Eq. 6; its mean episode cost is
+    `EpisodeWindow.mean`, because a run may average over more episodes than those of one epoch.
+    """
     rows = [row for row in episodes if row.get(name) is not None]
     if not rows:
         return None
     return float(np.average([row[name] for row in rows], weights=[row[weight] for row in rows] if weight else None))
+
+
+class EpisodeWindow:
+    """The newest finished episodes, over which a run takes its mean cost J_C and its mean return."""
+
+    COLUMNS = ("return", "cost", "length", "bonus")
+
+    def __init__(self, size: int | Literal["epoch"]) -> None:
+        self._one_epoch = size == "epoch"
+        self._rows: deque[tuple[float, ...]] = deque(maxlen=None if size == "epoch" else size)
+
+    def add(self, finished: Sequence[Row]) -> None:
+        """Add the finished episodes of one epoch."""
+        if self._one_epoch:
+            self._rows.clear()
+        self._rows.extend((row["return"], row["cost"], row["length"], row.get("bonus", 0.0)) for row in finished)
+
+    def mean(self, column: str) -> float | None:
+        place = self.COLUMNS.index(column)
+        return float(np.mean([row[place] for row in self._rows])) if self._rows else None
+
+    def array(self) -> NDArray[np.float64]:
+        """Its rows, for a checkpoint."""
+        return np.array(self._rows, np.float64).reshape(-1, len(self.COLUMNS))
+
+    def load(self, array: NDArray[np.float64]) -> None:
+        """Continue from `array`."""
+        self._rows.extend(tuple(row) for row in array.tolist())
+
+
+def epoch_row(
+    epoch: int,
+    steps: int,
+    episodes: Sequence[Row],
+    window: EpisodeWindow,
+    multipliers: dict[str, float | None],
+    losses: Losses,
+    scored: bool,
+) -> Row:
+    """The row of an epoch; `scored` says whether the run has a scorer and so a bonus."""
+    finished = finished_among(episodes)
+    env_return, bonus = window.mean("return"), window.mean("bonus") if scored else None
+    reward_loss, cost_loss, signal_loss = (*losses.critic_losses, None, None)[:3]
+    return {
+        "epoch": epoch,
+        "steps": steps,
+        "episodes": len(finished),
+        "env_return": env_return,
+        "bonus": bonus,
+        "shaped_return": None if env_return is None or bonus is None else env_return + bonus,
+        "episode_cost": window.mean("cost"),
+        "episode_length": window.mean("length"),
+        "epoch_cost": mean_of(finished, "cost"),
+        **multipliers,
+        **{name: mean_of(finished, name) for name in ("positive_score", "negative_score", "signal_excess")},
+        **{name: mean_of(episodes, name, weight="scored") for name in ("kappa", "margin")},
+        "policy_loss": losses.policy_loss,
+        "reward_critic_loss": reward_loss,
+        "cost_critic_loss": cost_loss,
+        "signal_critic_loss": signal_loss,
+        "kl": losses.kl,
+        "passes": losses.passes,
+        "entropy": losses.entropy,
+    }
 
 
 class Clock:

@@ -16,8 +16,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.evaluation.trace.record import TraceTask, trace
 from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.scorers.api import ScorerFailure
 from vlmsafe.signals.scorers.registry import make_scorer
-from vlmsafe.training.score import ScorerFailure
 
 PROMPTS = PromptSet(("clear road",), ("a bump ahead", "too fast"))
 BASE = ["protocol", "deterministic", "checkpoint_epoch", "episode", "scenario", "traffic_seed", "step", "reward",

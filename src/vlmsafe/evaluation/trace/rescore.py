@@ -15,9 +15,8 @@ import polars as pl
 from vlmsafe.errors import InputError
 from vlmsafe.signals.frame_stack import STEPS_APART, Frame
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.api import Scorer, Similarities, check_scorer
+from vlmsafe.signals.scorers.api import Scorer, Similarities, check_scorer, score_named
 from vlmsafe.signals.scorers.registry import ScorerName, make_scorer
-from vlmsafe.training.score import score_named
 
 
 def stacks(pictures: pl.DataFrame, frames: int) -> Iterator[Frame]:

@@ -1,0 +1,90 @@
+"""`train` and `resume`: check that a run can be had, lock its directory, train it, and note how it ended."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from vlmsafe.config.methods import check_method, config_from
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.envs.vector.pool import WorkerError
+from vlmsafe.errors import InputError, Interrupted, RunError, VlmsafeError
+from vlmsafe.io.disk import make_directory
+from vlmsafe.io.interrupts import StopRequest, stop_on_signals
+from vlmsafe.io.locks import DirectoryLock
+from vlmsafe.runs.checkpoint import saved_epochs
+from vlmsafe.runs.run import Run
+from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.scorers.api import ScorerFailure
+from vlmsafe.training.display import check_display, make_display
+from vlmsafe.training.setup import Setup, set_up
+from vlmsafe.training.trainer import Trainer
+
+
+def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings: Any) -> Run:
+    """Train a new run to its end and return it.
+
+    >>> train(env="speeding", method="ppo-lag", total_steps=40_000)  # doctest: +SKIP
+    """
+    if config is not None and settings:
+        raise TypeError("give either a TrainConfig or single settings, not both")
+    chosen = (config or config_from(settings)).resolved()
+    check_method(chosen)
+    check_display(chosen)
+    assert chosen.run_dir is not None
+    prompts = load_prompts(chosen.signal.prompts) if chosen.signal.prompts else None
+    with stop_on_signals() as stop:
+        # Before anything is written, so that an environment or a scorer that cannot be had leaves no run.
+        setup = set_up(chosen, prompts, stop)
+        with DirectoryLock(make_directory(chosen.run_dir)):
+            return _work_on(Run.create(chosen, prompts), setup, stop, quiet)
+
+
+def resume(
+    path: Path | str, *, quiet: bool = False, service: str | None = None, service_wait: float | None = None
+) -> Run:
+    """Continue a run exactly where its newest checkpoint left it.
+
+    The scorer may have moved: `service` is the address of a scoring service, and "" means the run's own process.
+    """
+    run = Run.open(path)
+    signal = run.config.signal
+    moved = dataclasses.replace(
+        signal,
+        service=signal.service if service is None else service,
+        service_wait=signal.service_wait if service_wait is None else service_wait,
+    )
+    moved_to = service if service != signal.service else None
+    run = Run(run.path, dataclasses.replace(run.config, signal=moved).resolved(), moved_to)
+    check_display(run.config)
+    with stop_on_signals() as stop:
+        setup = set_up(run.config, run.prompts(), stop)
+        with DirectoryLock(run.path):
+            return _work_on(run, setup, stop, quiet)
+
+
+def _work_on(run: Run, setup: Setup, stop: StopRequest, quiet: bool) -> Run:
+    """Train, and record how it ended even where it failed. The caller holds the run's lock."""
+    with make_display(run, quiet) as display:
+        try:
+            Trainer(run, setup, display, stop).train()
+        except Interrupted as error:
+            run.event("interrupted", reason=str(error))
+            raise
+        except VlmsafeError as error:
+            if isinstance(error, InputError) and not saved_epochs(run.checkpoints):
+                run.discard()  # calibrating the scorer showed that the request was wrong; nothing was started
+            else:
+                _note_failure(run, error)
+            raise
+    return run
+
+
+def _note_failure(run: Run, error: VlmsafeError) -> None:
+    details = {"traceback": error.details} if isinstance(error, WorkerError | ScorerFailure) else {}
+    try:
+        run.event("failed", reason=str(error), **details)
+    except RunError:
+        # A full disk that made the run fail refuses this note too; the first error is the one to report.
+        return
