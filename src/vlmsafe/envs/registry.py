@@ -45,7 +45,7 @@ def _formula_one(level: int, summary: str) -> EnvSpec:
     return EnvSpec(
         name=f"formula-one-l{level}",
         summary=f"a racecar on a walled circuit with seven goals, {summary}",
-        module="vlmsafe.envs.formula_one",
+        module="vlmsafe.envs.formula_one.env",
         horizon=1000,
         budget=25.0,
         step_seconds=0.04,
@@ -77,7 +77,7 @@ ENVS: dict[str, EnvSpec] = {
         EnvSpec(
             name="bullet-car-reach",
             summary="Bullet Safety-Gym's SafetyCarReach: a car reaches goals among puddles and a moving box",
-            module="vlmsafe.envs.bullet",
+            module="vlmsafe.envs.bullet.env",
             horizon=500,
             budget=25.0,
             step_seconds=4 / 60,

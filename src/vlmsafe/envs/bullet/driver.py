@@ -96,7 +96,7 @@ def way_map(goal: Array, puddles: Array, orbit: Array) -> Array:
     return ways
 
 
-class Driver:
+class ReachDriver:
     """Drives one episode."""
 
     def __init__(self, orbit: Array, box_after: Callable[[Array], Array]) -> None:

@@ -59,7 +59,7 @@ _RAY_ENDS = _RAY_LENGTH * np.stack([np.sin(_angles), np.cos(_angles), np.zeros(_
 
 
 @dataclass(frozen=True)
-class Task:
+class ReachTask:
     """What is paid for, and where goals lie."""
 
     scale: float
@@ -71,13 +71,13 @@ class Task:
 
 
 TASKS = {
-    "original": Task(scale=1.0, bonus=5.0, corners=False),
-    "fork": Task(scale=3.0, bonus=30.0, corners=True),
+    "original": ReachTask(scale=1.0, bonus=5.0, corners=False),
+    "fork": ReachTask(scale=3.0, bonus=30.0, corners=True),
 }
 
 
 @dataclass(frozen=True)
-class Layout:
+class WorldLayout:
     """How an episode starts."""
 
     car: Array  # [2]
@@ -87,7 +87,7 @@ class Layout:
     box: Array  # [2], the middle of its path
 
 
-def draw_layout(rng: np.random.Generator) -> Layout:
+def draw_layout(rng: np.random.Generator) -> WorldLayout:
     """Everything anywhere in the square, but 2.5 m from each other; the box may come nearer on its path."""
     placed = [_anywhere(rng)]
     while len(placed) < 2 + _PUDDLES + 1:
@@ -95,7 +95,7 @@ def draw_layout(rng: np.random.Generator) -> Layout:
         if _nearest(np.array(placed), place) > _CLEARANCE:
             placed.append(place)
     car, goal, box, *puddles = placed
-    return Layout(car, float(rng.uniform(-math.pi, math.pi)), goal, np.array(puddles), box)
+    return WorldLayout(car, float(rng.uniform(-math.pi, math.pi)), goal, np.array(puddles), box)
 
 
 def draw_goal(rng: np.random.Generator, occupied: Array) -> Array:
@@ -155,7 +155,7 @@ class World:
     velocity: tuple[float, float, float]
     goal_distance: float
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ReachTask) -> None:
         self.task = task
         with _global_generators(0), real_streams():
             self.bodies: Any = _Bodies()
@@ -183,7 +183,7 @@ class World:
         pb.stepSimulation(physicsClientId=self._client)
         self._look()
 
-    def _arrange(self, layout: Layout) -> None:
+    def _arrange(self, layout: WorldLayout) -> None:
         """Put everything in its place, the wheels and the steering a little off their middle as the package does."""
         for joint in self.bodies.agent.motor_list:
             joint.set_state(float(self._rng.uniform(-0.1, 0.1)), 0.0)

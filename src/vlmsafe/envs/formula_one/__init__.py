@@ -13,17 +13,6 @@ driver.py     a scripted driver
 painter.py    frames
 """
 
-from __future__ import annotations
-
 from vlmsafe.envs import opengl
-from vlmsafe.envs.api import Env, EnvSpec, Scenarios
 
-opengl.choose()  # before any module here imports MuJoCo, which then settles how it draws
-
-
-def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
-    """Called by `EnvSpec.make`; there is nothing to randomise beyond the scenario."""
-    from vlmsafe.envs.formula_one.env import FormulaOne
-
-    assert spec.horizon is not None
-    return FormulaOne(scenarios, spec.horizon, indicators=bool(spec.indicators), **spec.settings)
+opengl.choose()  # before any module here imports MuJoCo, which reads the answer once

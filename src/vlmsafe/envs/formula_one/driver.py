@@ -39,7 +39,7 @@ class Situation(NamedTuple):
     top_speed: float
 
 
-class Driver:
+class CircuitDriver:
     """Call it once a step: (throttle, steering), each in [-1, 1]."""
 
     def __init__(self, look: Callable[[], Situation]) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from vlmsafe.envs.api import (
     Env,
+    EnvSpec,
     Frame,
     Observation,
     Scenarios,
@@ -26,7 +27,7 @@ from vlmsafe.envs.formula_one.circuit import (
     Array,
     circuit,
 )
-from vlmsafe.envs.formula_one.driver import Driver, Situation
+from vlmsafe.envs.formula_one.driver import CircuitDriver, Situation
 from vlmsafe.envs.formula_one.model import (
     BARRIER_RADIUS,
     BARRIERS,
@@ -206,8 +207,8 @@ class FormulaOne(Env):
         }  # fmt: skip
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
-        """Follows the centre line around barriers; see `driver.Driver`."""
-        return Driver(self._situation)
+        """Follows the centre line around barriers; see `driver`."""
+        return CircuitDriver(self._situation)
 
     def _situation(self) -> Situation:
         velocity = self._data.qvel[self._model.joint("car").dofadr[0] :][:2]
@@ -244,7 +245,7 @@ class FormulaOne(Env):
             "pace": math.hypot(*self._situation().velocity) / self._top_speed,
         }
 
-    def _surroundings(self) -> _Surroundings:
+    def _surroundings(self) -> _Obstacles:
         """The nearest wall and the nearest barrier."""
         starts, ends = self._walls_near(_SIGHT * _LENGTH)
         posts = self._to_car(self._barrier_positions)
@@ -264,13 +265,13 @@ class FormulaOne(Env):
         ahead = lidar.ray_lengths(noses, np.array([(1.0, 0.0)] * 3), starts, ends).min() - WALL_HALF_THICKNESS
         in_way = posts[(posts[:, 0] > 0.0) & (np.abs(posts[:, 1]) < CAR[1] + BARRIER_RADIUS)]
         ahead = min(ahead, (in_way[:, 0] - CAR[0] - BARRIER_RADIUS).min(initial=np.inf), _SIGHT * _LENGTH)
-        return _Surroundings((gaps[0], gaps[1]), (speeds[0], speeds[1]), max(0.0, float(ahead)))
+        return _Obstacles((gaps[0], gaps[1]), (speeds[0], speeds[1]), max(0.0, float(ahead)))
 
     def close(self) -> None:
         self._painter.close()
 
 
-class _Surroundings(NamedTuple):
+class _Obstacles(NamedTuple):
     """Metres to the nearest wall and the nearest barrier, m/s at which they close, and what is free straight ahead."""
 
     gaps: tuple[float, float]
@@ -278,9 +279,15 @@ class _Surroundings(NamedTuple):
     ahead: float
 
 
-def _hazards(around: _Surroundings) -> tuple[float, float]:
+def _hazards(around: _Obstacles) -> tuple[float, float]:
     wall, barrier = (
         hazard_of(gap, speed, reach=_REACH, seconds=_SECONDS)
         for gap, speed in zip(around.gaps, around.speeds, strict=True)
     )
     return wall, barrier
+
+
+def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
+    """Called by `EnvSpec.make`; there is nothing to randomise beyond the scenario."""
+    assert spec.horizon is not None
+    return FormulaOne(scenarios, spec.horizon, indicators=bool(spec.indicators), **spec.settings)
