@@ -1,11 +1,11 @@
-"""The methods by name: every arm of the study, as one readable table.
+"""The methods by name: every arm of the paper's study, as one readable table.
 
 A method is a composition of five choices: the learner, the signal and its scoring rule, the gate, the term in the
-multiplier, and the run settings that tell published arms apart (passes, lambda_0, how often a frame is scored). Two
-methods that are compared should differ in exactly what the comparison names; `differences` says what they differ in.
+multiplier, and the run settings in which published arms differ (passes, lambda_0, how often a frame is scored). Two
+methods that are compared should differ only in what the comparison is about; `differences` lists what they differ in.
 
 Where the paper's arm has CLIP, the default scorer is `embedded`, which needs no download. `--scorer clip` gives the
-paper's arm, its gate included: 'auto' is prior-symmetric with CLIP and calibrated with `embedded`.
+paper's arm and its gate: 'auto' is prior-symmetric with CLIP and calibrated with `embedded`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ METHODS: dict[str, Method] = {
         Method(
             "cpo-control",
             "CPO (two-seed control)",
-            "the VLM-free control beside the calibrated runs; the same settings, other seeds",
+            "the VLM-free control of the calibrated runs; the same settings, other seeds",
             _CPO,
             _NO_MULTIPLIER,
         ),
@@ -187,8 +187,8 @@ def method_defaults(name: str, base: TrainConfig | None = None) -> TrainConfig:
 def config_from(settings: Mapping[str, Any], source: str = "settings", method_name: str | None = None) -> TrainConfig:
     """A run configuration from plain values: the method's defaults first, then the values themselves.
 
-    `method_name` names the method where the values do not; where both do, they must agree, because a file of
-    settings carries those of its method.
+    `method_name` names the method where the values do not. Where both name one they must agree, because a file of
+    settings holds the defaults of its method.
     """
     name = settings.get("method", method_name or TrainConfig.method)
     if not isinstance(name, str):
@@ -201,21 +201,21 @@ def config_from(settings: Mapping[str, Any], source: str = "settings", method_na
 def config_from_yaml(path: Path, method_name: str | None = None) -> TrainConfig:
     """A run configuration from a YAML file, such as a run's own config.yaml."""
     settings = read_yaml(path)
-    # A run's own config.yaml also records where it ran; neither its surroundings nor its place are settings.
+    # A run's own config.yaml also records its versions and its directory, which are not settings.
     if settings.pop("recorded", None) is not None:
         settings.pop("run_dir", None)
     return config_from(settings, str(path), method_name)
 
 
 def check_method(config: TrainConfig) -> None:
-    """Refuse a run whose name says one method and whose parts are another, or whose parts do not fit together."""
+    """Refuse a run whose parts are not those of its method, or do not fit together."""
     chosen = method(config.method)
     parts = (
         ("learner.algorithm", config.learner.algorithm, chosen.learner.algorithm),
         ("multiplier.kind", config.multiplier.kind, chosen.multiplier.kind),
         ("signal.rule", config.signal.rule, chosen.signal.rule),
     )
-    # The published FOCOPS and CUP move their multiplier by plain gradient steps: the one change of kind that fits.
+    # The published FOCOPS and CUP move their multiplier by plain gradient steps. No other change of kind is allowed.
     published = config.learner.variant == "published" and config.multiplier.kind == "gradient"
     for name, given, expected in parts:
         if given != expected and not (name == "multiplier.kind" and published and expected == "adam"):
@@ -253,7 +253,7 @@ def _check_signal(config: TrainConfig, chosen: Method) -> None:
     if signal.multiplier.kind != "none" and config.multiplier.kind == "none":
         raise InputError(
             f"signal.multiplier is '{signal.multiplier.kind}', but the method '{config.method}' has no multiplier "
-            "beside which the signal could have its own; choose another --method"
+            "to which the signal's could be added; choose another --method"
         )
 
 

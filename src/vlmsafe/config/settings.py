@@ -1,7 +1,7 @@
 """Every setting of a training run, as frozen dataclasses; the sentence under a field is its help text.
 
-The defaults here are those of the paper's hyper-parameter table for PPO-Lagrangian. A method (`vlmsafe.config.methods`)
-replaces what differs for it; a YAML file and then the command line replace what the user wants otherwise.
+The defaults are those of the paper's hyper-parameter table for PPO-Lagrangian. A method (`vlmsafe.config.methods`)
+replaces some of them, then a YAML file, then the command line. The bounds of a number are part of its type.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.service.spec import parse_address
 
 PLACE = frozenset({"signal.service", "signal.service_wait"})
-"""Where a run's scorer is, not what it is: a run may be resumed with others, and equal runs may differ in them."""
+"""Settings that say where the scorer runs. They do not affect results: a run may be resumed with other values."""
 
 _DEVICES = Pattern(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
 
@@ -46,7 +46,7 @@ class LearnerConfig:
     algorithm: Algorithm = "ppo-lag"
     """Which learner updates the policy; the method decides."""
     variant: Literal["engine", "published"] = "engine"
-    """Which form to follow where the engine of the study departs from the published algorithm (docs/methods.md)."""
+    """Which form to follow where the paper's engine departs from the published algorithm (docs/methods.md)."""
     hidden: tuple[PositiveInt, ...] = (64, 64)
     """Units of each hidden layer of the policy and of each critic."""
     initial_std: Positive = 1.0
@@ -99,7 +99,7 @@ class LearnerConfig:
 
 @dataclass(frozen=True)
 class MultiplierConfig:
-    """How the Lagrange multiplier follows the episode cost (Eq. 7)."""
+    """How the Lagrange multiplier follows the episode cost."""
 
     kind: Literal["none", "adam", "gradient", "pid"] = "adam"
     """Rule that moves the multiplier; the method decides."""
@@ -110,7 +110,7 @@ class MultiplierConfig:
     upper_bound: float | None = None
     """Largest value the multiplier may take; unbounded by default."""
     signal_weight: NonNegative = 0.0
-    """Weight of the signal term beside the cost gap, eta_2."""
+    """Weight of the signal term that is added to the cost gap, eta_2."""
     signal_reference: Share = 0.5
     """Level of the mean negative score at which the signal term vanishes, tau."""
     pid_kp: NonNegative = 0.1
@@ -197,7 +197,7 @@ class SignalConfig:
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether something is left to be read from a random policy's frames."""
+        """Whether the gate, the reference or a budget must be read from a random policy's frames."""
         level = self.needs_reference and self.reference is None
         budget = self.multiplier.kind != "none" and self.multiplier.budget is None
         return self.gate == "calibrated" or level or budget
@@ -266,7 +266,7 @@ class TrainConfig:
         return env_spec(self.env, indicators=True if self.frame_indicators else None)
 
     def resolved(self) -> TrainConfig:
-        """The same run with every default that depends on another setting filled in, and checked."""
+        """The same run, checked, with every default filled in that depends on another setting."""
         spec = self.spec
         config = dataclasses.replace(
             self,
@@ -306,7 +306,7 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
 
 
 def default_run_dir(config: TrainConfig) -> Path:
-    """Where a run goes when no directory is given."""
+    """The directory of a run when none is given."""
     env = config.env.replace(":", "-").replace("/", "-") + ("-indicators" if config.frame_indicators else "")
     return Path("runs") / env / config.method / f"seed-{config.seed}"
 

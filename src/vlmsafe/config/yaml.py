@@ -13,7 +13,7 @@ import yaml
 from vlmsafe.errors import InputError, unknown_name
 
 T = TypeVar("T")
-# Ten times faster where PyYAML was built with libyaml; a folder of runs is mostly configurations to read.
+# Ten times faster where PyYAML was built with libyaml. Reading a folder of runs is mostly reading configurations.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -38,7 +38,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def from_dict(data: Mapping[str, Any], defaults: T, source: str) -> T:
-    """`defaults` with the values of `data` in their place; unknown keys and wrong types are errors.
+    """`defaults` with the values of `data` put over them; unknown keys and wrong types are errors.
 
     `source` names where the values came from, for the message.
     """

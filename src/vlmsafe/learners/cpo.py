@@ -1,4 +1,4 @@
-"""CPO: the best step within a trust region and a linearised cost constraint, found through their dual."""
+"""CPO: the best policy step within a trust region and a linearised cost constraint, found through the dual."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlmsafe.learners.trust_region import (
 
 _TINY = 1e-8
 
-# How the linearised constraint and the trust region lie to each other.
+# The cases: how the linearised constraint lies relative to the trust region.
 RECOVER, INFEASIBLE_START, FEASIBLE_START, CONSTRAINT_SLACK, NO_COST_GRADIENT = range(5)
 
 
@@ -32,7 +32,7 @@ class Problem:
     q: float
     """g' H^-1 g."""
     r: float
-    """-g' H^-1 b: the dual is that of minimising -g.x. The engine takes g' H^-1 b, see `step_weights`."""
+    """-g' H^-1 b, because the dual is that of minimising -g.x. The engine takes g' H^-1 b, see `step_weights`."""
     s: float
     """b' H^-1 b."""
     c: float
@@ -42,7 +42,7 @@ class Problem:
     cost_gradient_size: float
     """b'b."""
     engine: bool = False
-    """Whether an empty side of the dual is entered all the same, as the engine does."""
+    """Whether an empty side of the dual is used nevertheless, as the engine does."""
 
     @property
     def A(self) -> float:  # noqa: N802 - as in the paper
@@ -64,9 +64,9 @@ class Problem:
 def step_weights(problem: Problem) -> tuple[float, float]:
     """(a, b) such that the step is a H^-1 g - b H^-1 b: the reward's direction and the cost's.
 
-    The engine's r has the other sign, and where a side of the dual is empty it takes the side's far end, a negative
-    lambda. From a feasible start with reward and cost gradients that agree, and from most infeasible starts within
-    reach of the budget, its step then fails the line search and the policy stays as it is.
+    The engine's r has the opposite sign, and where a side of the dual is empty it takes the far end of the side, a
+    negative lambda. Its step then fails the line search, and the policy stays as it is, from feasible starts where the
+    reward and cost gradients agree and from most infeasible starts within reach of the budget.
     """
     p, case = problem, problem.case()
     if case in (CONSTRAINT_SLACK, NO_COST_GRADIENT):
@@ -89,7 +89,7 @@ def step_weights(problem: Problem) -> tuple[float, float]:
 
 
 def _clamp(value: float, low: float, high: float) -> float:
-    """Into [low, high]; to low where that is empty, which makes the side's dual value worthless, as it should be."""
+    """Clamp into [low, high], or to low where that is empty, which gives the side a dual value that cannot win."""
     return max(min(value, high), low)
 
 

@@ -20,13 +20,13 @@ from vlmsafe.numerics.normaliser import Array
 
 
 def projection_slope(
-    samples: Samples, cost_advantages: Array, stage_mean: Array, stage_log_std: Array, price: float
+    samples: Samples, cost_advantages: Array, stage_mean: Array, stage_log_std: Array, weight: float
 ) -> Slope:
-    """mean(price * rho A_c) + mean KL(new || stage-one policy) and its derivatives."""
+    """mean(weight * rho A_c) + mean KL(new || stage-one policy) and its derivatives."""
     count = np.float32(len(samples.ratios))
     divergence, d_mean, d_log_std = reverse_kl(samples.mean, samples.log_std, stage_mean, stage_log_std)
-    priced = np.float32(price) * samples.ratios * cost_advantages
-    return Slope(float(priced.mean() + divergence.mean()), priced / count, d_mean / count, d_log_std)
+    weighted = np.float32(weight) * samples.ratios * cost_advantages
+    return Slope(float(weighted.mean() + divergence.mean()), weighted / count, d_mean / count, d_log_std)
 
 
 class CUP(Learner):
@@ -42,12 +42,12 @@ class CUP(Learner):
 
         improved = self.minimise(batch, improve, rng)
         stage_mean, stage_log_std = self.policy_mean(batch.observations), self.networks.log_std.copy()
-        # Ratios stay those to the policy that collected the samples, whose stored log-probabilities they use.
-        price = multiplier * (1.0 - config.gamma * config.gae_lambda) / (1.0 - config.gamma)
+        # Ratios are still relative to the policy that collected the samples: they use its stored log-probabilities.
+        weight = multiplier * (1.0 - config.gamma * config.gae_lambda) / (1.0 - config.gamma)
 
         def project(samples: Samples) -> Slope:
             rows = samples.rows
-            return projection_slope(samples, batch.cost_advantages[rows], stage_mean[rows], stage_log_std, price)
+            return projection_slope(samples, batch.cost_advantages[rows], stage_mean[rows], stage_log_std, weight)
 
         projected = self.minimise(batch, project, rng, networks=range(POLICY, POLICY + 1))
         kl = mean_kl(start_mean, start_log_std, self.policy_mean(batch.observations), self.networks.log_std)

@@ -27,8 +27,8 @@ def focops_slope(
 ) -> Slope:
     """mean((KL(new || old) - rho A / temperature) * 1{KL <= eta}) and its derivatives.
 
-    With `select` the mask picks samples, as published. Without, it does what the engine's shapes make it do: KL [n, 1]
-    against rho A [n] becomes [n, n], so that the mask picks divergences and merely rescales the mean advantage.
+    With `select` the mask picks samples, as published. Without it the result is that of the engine, where KL [n, 1]
+    and rho A [n] broadcast to [n, n]: the mask picks divergences and only rescales the mean advantage.
     """
     count = np.float32(len(samples.ratios))
     divergence, d_mean, d_log_std = reverse_kl(samples.mean, samples.log_std, old_mean, old_log_std)

@@ -1,6 +1,7 @@
-"""What all learners share: networks with their optimisers, and passes of minibatches over an epoch.
+"""The base of all learners: networks with their optimisers, and passes of minibatches over an epoch.
 
-A learner contributes its policy loss (`PolicyLoss`); minibatches, clipping and early stopping are here.
+A first-order learner contributes its policy loss (`PolicyLoss`); minibatches, clipping and early stopping are here.
+CPO, which is second-order, takes its policy step itself and uses the passes for its critics alone.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ PolicyLoss = Callable[[Samples], Slope]
 
 @dataclass(frozen=True)
 class Losses:
-    """What an update did: means over its minibatches, and how far the policy moved."""
+    """The result of an update: means over its minibatches, and how far the policy moved."""
 
     policy_loss: float
     critic_losses: tuple[float, ...]
@@ -64,10 +65,10 @@ class Losses:
 
 
 class Learner(abc.ABC):
-    """Networks and their optimisers, and the minibatch loop."""
+    """Networks, their optimisers and the minibatch loop; a subclass defines `_update`."""
 
     critics: int = 2
-    """One for rewards and, where the learner uses it, one for costs; further ones a run may add."""
+    """One for rewards and, where the learner uses it, one for costs; a run may add more."""
 
     def __init__(
         self, observation: int, action: int, config: LearnerConfig, rng: np.random.Generator, more_critics: int = 0
@@ -78,7 +79,7 @@ class Learner(abc.ABC):
         self.networks = Stack(self.shape)
         self.networks.initialise(rng, config.initial_std)
         self._gradient = Stack(self.shape)
-        # Temporaries of this size would come from the system afresh, page by page, at every minibatch.
+        # Allocated once: the system would otherwise map a temporary of this size page by page at every minibatch.
         self._scratch = np.empty_like(self.networks.block[POLICY + 1 :])
         self._adam = Adam(self.networks.block)
         self._learning_rates = [config.actor_lr] + [config.critic_lr] * self.critics
@@ -86,10 +87,11 @@ class Learner(abc.ABC):
     def update(self, batch: Batch, multiplier: float, cost_gap: float, rng: np.random.Generator) -> Losses:
         """Improve the policy on one epoch's samples, and fit the critics to them.
 
-        `multiplier` is the price of cost after this epoch, zero for a learner without one; `cost_gap` is J_C - d.
+        `multiplier` weighs cost advantages, as it stands after this epoch; it is zero for a learner without one.
+        `cost_gap` is J_C - d.
         """
-        # One thread: the products are far too small to share, and the order of additions stays the same everywhere.
-        # Numbers that overflow show in the losses, which the caller checks once instead of being warned many times.
+        # One thread: the products are too small to share, and the order of additions must not depend on the machine.
+        # Numbers that overflow show in the losses, which the caller checks once, so warnings are switched off.
         with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
             return self._update(batch, multiplier, cost_gap, rng)
 
@@ -102,7 +104,7 @@ class Learner(abc.ABC):
         return self.networks.policy()
 
     def values(self, observations: Array) -> Array:
-        """[critics, N]: each critic's value of each observation."""
+        """[critics, N]: the value that each critic gives to each observation."""
         with threadpool_limits(1):
             return self.networks.forward(observations, slice(POLICY + 1, None))[-1][:, :, 0]
 
@@ -118,7 +120,7 @@ class Learner(abc.ABC):
     def minimise(
         self, batch: Batch, loss: PolicyLoss | None, rng: np.random.Generator, networks: range | None = None
     ) -> Losses:
-        """Up to `update_iters` passes over the batch in random minibatches, for all networks or some.
+        """Make up to `update_iters` passes over the batch in random minibatches, for all networks or some.
 
         After each pass the divergence on the whole batch decides whether another follows; the pass that overshot the
         target is kept.
@@ -147,7 +149,7 @@ class Learner(abc.ABC):
         return float(np.sum(self.networks.log_std + 0.5 + LOG_SQRT_2PI))
 
     def _minibatch(self, batch: Batch, loss: PolicyLoss | None, rows: Index, networks: range) -> NDArray[np.float64]:
-        """One step of the chosen networks on some rows of the batch; the loss of each network."""
+        """Take one step of the chosen networks on some rows of the batch; returns the loss of each network."""
         config, stack, gradient = self.config, self.networks, self._gradient
         first, chosen = networks.start, slice(networks.start, networks.stop)
         losses = np.zeros(self.shape.networks)
@@ -181,7 +183,7 @@ class Learner(abc.ABC):
     def _policy_slope(
         self, batch: Batch, loss: PolicyLoss, rows: Index, mean: Array, d_mean: Array
     ) -> tuple[float, Array]:
-        """The policy loss; its gradient goes to `d_mean` and, for the log standard deviation, to the caller.
+        """The policy loss and the gradient of the log standard deviation; that of the mean is written to `d_mean`.
 
         The learner gives the derivative with respect to the log-probabilities of the actions taken; the chain rule of
         the Gaussian carries it on to the mean and the log standard deviation.

@@ -1,11 +1,7 @@
-"""Lagrange multipliers: a price on cost that rises while the budget is exceeded.
+"""Lagrange multipliers: the weight of cost in the policy's objective, which rises while the budget is exceeded.
 
-Each is updated once per epoch from the bracket of Eq. 7,
-
-    g = (J_C - d) + eta_2 (mean c_vlm - tau),
-
-whose second term is absent where eta_2 is zero or no signal was scored. `Bracket` holds both terms apart: with them,
-recorded per epoch, any multiplier can be replayed, with and without its signal term.
+Each is updated once per epoch from a `Bracket`, whose two terms are recorded separately. With these records a
+multiplier can be replayed with and without its signal term (`vlmsafe.analysis.multiplier_replay`).
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True)
 class Bracket:
-    """The two terms that move a multiplier (Eq. 7)."""
+    """g, what moves a multiplier, as its two terms."""
 
     cost_gap: float
     """J_C - d."""
@@ -32,12 +28,12 @@ class Bracket:
 
     @property
     def value(self) -> float:
-        """g. Adding a zero term leaves the gap as it is, bit for bit."""
+        """g. A zero signal term leaves the gap unchanged, bit for bit."""
         return self.cost_gap + self.signal_term
 
 
 class Multiplier(abc.ABC):
-    """A non-negative price with a state that can be saved."""
+    """A non-negative number with a state that can be saved."""
 
     value: float
 
@@ -46,7 +42,10 @@ class Multiplier(abc.ABC):
         self._upper = math.inf if config.upper_bound is None else config.upper_bound
 
     def bracket(self, episode_cost: float, budget: float, signal_mean: float | None = None) -> Bracket:
-        """The terms of an epoch with mean episode cost J_C and mean raw negative score (Eq. 6)."""
+        """Eq. 7's g = (J_C - d) + eta_2 (mean c_vlm - tau), from the mean episode cost and the mean negative score.
+
+        The second term is zero where eta_2 is zero or nothing was scored.
+        """
         signal = (
             0.0 if signal_mean is None else self.config.signal_weight * (signal_mean - self.config.signal_reference)
         )
@@ -69,10 +68,10 @@ class Multiplier(abc.ABC):
 
 
 class AdamMultiplier(Multiplier):
-    """One Adam step on -lambda g per epoch, projected onto [0, upper bound].
+    """Eq. 7's update: one Adam step on -lambda g per epoch, projected onto [0, upper bound].
 
-    Adam divides by the running size of g, so a step is about the learning rate whatever the violation; its moments
-    persist over epochs and are not reset by the projection.
+    Adam divides by the running size of g, so a step is about the learning rate however large the violation is. Its
+    moments persist over epochs and are not reset by the projection.
     """
 
     def __init__(self, config: MultiplierConfig) -> None:
@@ -162,7 +161,7 @@ class PidMultiplier(Multiplier):
 
 
 def make_multiplier(config: MultiplierConfig) -> Multiplier | None:
-    """The multiplier a configuration asks for, None where it asks for none."""
+    """The multiplier that a configuration asks for, or None."""
     kinds: dict[str, type[Multiplier]] = {
         "adam": AdamMultiplier,
         "gradient": GradientMultiplier,
@@ -172,7 +171,7 @@ def make_multiplier(config: MultiplierConfig) -> Multiplier | None:
 
 
 def make_signal_multiplier(config: SignalMultiplierConfig) -> Multiplier | None:
-    """The signal's own multiplier, moved by the same rules from its own gap; None where none is asked for."""
+    """The signal's own multiplier, moved by the same rules from its own gap, or None."""
     return make_multiplier(
         MultiplierConfig(
             kind=config.kind,

@@ -1,9 +1,9 @@
 """Policy and critics as one block of numbers, and their forward and backward passes written out.
 
 The networks of an on-policy learner are small (two layers of 64) and get some ten thousand tiny updates per epoch.
-At that size autograd's bookkeeping, not arithmetic, takes most of the time. So all networks share one shape and are
-stacked: one batched product per layer serves policy and critics together, and the backward pass of a tanh network is
-a dozen lines (`Stack.backward`), checked against autograd in the tests. `benchmarks/update.py` measures what it gains.
+At that size autograd spends most of the time on bookkeeping. So all networks share one shape and are stacked: one
+batched product per layer serves policy and critics together. The backward pass of a tanh network is a dozen lines
+(`Stack.backward`), which tests check against autograd. `benchmarks/update.py` measures the gain.
 
 Row 0 of the stack is the policy, the rows after it are critics. Critics have one output; they carry the policy's
 output width with the surplus held at zero, so that the stack stays rectangular.
@@ -79,8 +79,8 @@ class Stack:
     def initialise(self, rng: np.random.Generator, std: float = 1.0) -> None:
         """Weights and biases uniform within 1/sqrt(inputs), the policy's standard deviation as given.
 
-        One network after another, so that a policy does not depend on how many critics it has: methods that differ
-        in nothing else start, and on an environment without cost stay, equal.
+        One network after another, so that a policy does not depend on the number of critics: methods that differ in
+        nothing else start equal, and stay equal on an environment without cost.
         """
         for row in range(self.shape.networks):
             for weight, bias, (_, inner) in zip(self.weights, self.biases, self.shape.layers, strict=True):
@@ -119,7 +119,7 @@ class Stack:
     ) -> None:
         """Write the gradient of every weight and bias into `gradient`, given that of the output [K, N, actions].
 
-        Overwrites the hidden activations, which nobody needs afterwards.
+        Overwrites the hidden activations, which are not needed afterwards.
         """
         delta = d_output
         for depth in reversed(range(len(self.weights))):

@@ -40,7 +40,7 @@ class P3O(Learner):
     def _update(self, batch: Batch, multiplier: float, cost_gap: float, rng: np.random.Generator) -> Losses:
         config = self.config
         published = config.variant == "published"
-        # Published, the gap is scaled to the per-step advantages it is added to, and the cost surrogate is clipped.
+        # The published form scales the gap to the per-step advantages it is added to, and clips the cost surrogate.
         excess = cost_gap * (1.0 - config.gamma) if published else cost_gap
         clip = config.clip_ratio if published else None
 

@@ -1,4 +1,4 @@
-"""PPO and PPO-Lagrangian, whatever rule moves the multiplier."""
+"""PPO and PPO-Lagrangian, for every rule that moves the multiplier."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lagrangian_advantages(reward: Array, cost: Array, multiplier: float) -> Arra
 
 
 class PPOLagrangian(Learner):
-    """Proximal policy optimisation on an advantage into which the multiplier prices cost."""
+    """Proximal policy optimisation on the reward advantage less lambda times the cost advantage."""
 
     def _update(self, batch: Batch, multiplier: float, cost_gap: float, rng: np.random.Generator) -> Losses:
         advantages = lagrangian_advantages(batch.reward_advantages, batch.cost_advantages, multiplier)

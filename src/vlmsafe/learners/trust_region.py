@@ -1,6 +1,6 @@
 """Second-order tools: the policy's Fisher matrix as a product, conjugate gradients, a backtracking line search.
 
-All in float64: conjugate gradients lose the step in float32 long before they converge.
+Everything is in float64, because conjugate gradients lose the step in float32 long before they converge.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PolicySurface:
         log_probs: NDArray[np.float32],
         average_over_actions: bool,
     ) -> None:
-        """`average_over_actions` takes the divergence's mean over actions, where its sum is the usual definition."""
+        """`average_over_actions` takes the divergence's mean over actions; the usual definition is their sum."""
         self.start = parameters.astype(np.float64)
         self._shape = Shape(shape.observation, shape.hidden, shape.action, critics=0)
         self._observations, self._actions = observations.astype(np.float64), actions.astype(np.float64)
@@ -81,8 +81,8 @@ class PolicySurface:
     def fisher_product(self, vector: Vector, damping: float) -> Vector:
         """(F + damping) v, where F is the Hessian of the mean divergence at the start.
 
-        There the divergence has no slope, so its Hessian is J' S J: the Jacobian J of the means forwards, the inverse
-        variance S, and J backwards; log standard deviations enter with 2 each.
+        The divergence has no slope there, so its Hessian is J' S J, with the Jacobian J of the means and the inverse
+        variance S. Each log standard deviation contributes 2.
         """
         log_std = self._policy.log_std
         weight = self._share / len(self._observations)

@@ -1,1 +1,1 @@
-"""Numpy pieces that learners and the RND scorer share."""
+"""Numpy pieces that the learners and the RND scorer share."""

@@ -1,7 +1,7 @@
 """Adam on rows of a block, in place.
 
-The same rule as `torch.optim.Adam`, to rounding. Written out because an update takes ten thousand steps on arrays so
-small that an optimiser object's bookkeeping would cost more than the arithmetic.
+The same rule as `torch.optim.Adam`, up to rounding. It is written out because an update takes ten thousand steps on
+arrays so small that the bookkeeping of an optimiser object would cost more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
 class Adam:
-    """Moments and a step count for every row: each row is a network with an optimiser of its own."""
+    """Moments and a step count for every row, because each row is a network with its own optimiser."""
 
     def __init__(self, parameters: Array) -> None:
         self._parameters = parameters
@@ -28,7 +28,7 @@ class Adam:
     def step(self, gradient: Array, learning_rates: Sequence[float], rows: range) -> None:
         """Move the chosen rows against their gradients, each with its own learning rate."""
         scratch = self._scratch
-        # Row by row, so that everything an operation touches is still in the cache from the one before.
+        # Row by row, so that an operation finds its operands in the cache.
         for row in rows:
             self._steps[row] += 1
             bias_1, bias_2 = 1.0 - _BETA_1 ** self._steps[row], 1.0 - _BETA_2 ** self._steps[row]

@@ -1,4 +1,4 @@
-"""Running statistics of vectors, and the standardisation they give: for observations of policies and of RND."""
+"""Running statistics of vectors and standardisation by them, for the observations of policies and of RND."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CLIP = 5.0
 
 @dataclass
 class Normaliser:
-    """Running mean and unbiased variance of observations, and the standardisation they give.
+    """Running mean and unbiased variance of observations, and standardisation by them.
 
-    Updated one observation at a time while acting, merged over workers at the end of an epoch (Chan's formula in
-    both cases). The very first observation has no deviation yet and passes through unchanged.
+    Updated one observation at a time while acting, and merged over workers at the end of an epoch, both by Chan's
+    formula. The first observation has no deviation yet and is returned unchanged.
     """
 
     count: float
@@ -39,21 +39,21 @@ class Normaliser:
         return cls(float(count[0]), mean, m2)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything it knows, for a checkpoint."""
+        """Its state, for a checkpoint."""
         return {"normaliser.count": np.array([self.count]), "normaliser.mean": self.mean, "normaliser.m2": self.m2}
 
     def copy(self) -> Normaliser:
         return Normaliser(self.count, self.mean.copy(), self.m2.copy())
 
     def update(self, observation: Array) -> None:
-        """Take in one observation."""
+        """Add one observation."""
         self.count += 1.0
         delta = observation - self.mean
         self.mean += delta / self.count
         self.m2 += delta * (observation - self.mean)
 
     def merge(self, other: Normaliser) -> None:
-        """Take in everything another normaliser has seen."""
+        """Add everything that another normaliser has seen."""
         total = self.count + other.count
         if other.count == 0:
             return

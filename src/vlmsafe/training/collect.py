@@ -1,4 +1,4 @@
-"""Collecting an epoch: each worker steps its own simulator with its own copy of the policy."""
+"""Collect an epoch: each worker steps its own simulator with its own copy of the policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TICK_STEPS = 16
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker brings back from an epoch."""
+    """What one worker collected in an epoch."""
 
     rollout: Rollout
     seen: Normaliser
@@ -34,24 +34,24 @@ class Share:
     episodes: list[dict[str, Any]]
     """One record per episode begun, the unfinished last one included; each is a path of the rollout."""
     scored: NDArray[np.bool_]
-    """[N], the steps after which a scorer looks at the state."""
+    """[N], the steps after which a scorer scores the state."""
     inputs: Inputs
-    """What it looks at, one entry per such step, unless those are frames, which travel by themselves."""
+    """What it scores, one entry per such step; empty where it scores frames, which go through shared memory."""
 
 
 @dataclass(frozen=True)
 class Dimensions:
-    """Sizes of what comes out of an environment and goes into it."""
+    """Sizes of an environment's observations, actions and frames."""
 
     observation: int
     action: int
     frame: tuple[int, ...] | None = None
-    """Shape of a frame, where someone asked."""
+    """Shape of a frame; None where frames were not asked for."""
 
 
 @dataclass(frozen=True)
 class DescribeTask:
-    """Make the environment, and show early that it can be made and can show a scorer what it looks at."""
+    """Find the sizes, and fail early where the environment cannot give what a scorer looks at."""
 
     looks_at: InputKind = "nothing"
     scenario: int = 0
@@ -79,15 +79,15 @@ class Watch:
     """How many frames a stack has, where it looks at frames."""
 
 
-class Acting(Protocol):
-    """Whatever chooses actions: a policy, or dice."""
+class ActionSource(Protocol):
+    """Chooses actions: a policy, or dice."""
 
     def sample(self, observation: Array, rng: np.random.Generator, /) -> tuple[Array, np.float32]: ...
 
 
 @dataclass(frozen=True)
 class RandomPolicy:
-    """Uniform over the action bounds, whatever it sees."""
+    """Uniform over the action bounds."""
 
     action: int
 
@@ -97,9 +97,9 @@ class RandomPolicy:
 
 @dataclass(frozen=True)
 class CollectTask:
-    """One worker's share of an epoch. Equal tasks give equal shares, on a simulator that repeats itself."""
+    """One worker's share of an epoch. Equal tasks give equal shares where the simulator is deterministic."""
 
-    policy: Acting
+    policy: ActionSource
     normaliser: Normaliser | None
     """Statistics at the start of the epoch; None leaves observations as they are."""
     scenarios: Scenarios
@@ -108,27 +108,27 @@ class CollectTask:
     steps: int
     seed: tuple[int, ...]
     watch: Watch | None = None
-    """None where no scorer looks."""
+    """None without a scorer."""
     episode_limit: int | None = None
-    """Steps after which an episode is left and another begun."""
+    """Steps after which an episode is abandoned and another begun."""
 
     def run(self, env: Env, tick: Callable[[int], None], sender: Sender | None = None) -> Share:
         return collect(env, self, tick, sender)
 
 
 class Watcher:
-    """Takes down what a scorer will look at."""
+    """Records what a scorer will look at."""
 
     def __init__(self, env: Env, watch: Watch | None, seed: tuple[int, ...], sender: Sender | None) -> None:
         assert (sender is not None) == (watch is not None and watch.looks_at == "frame")
         self._env, self._watch, self._sender = env, watch, sender
         self._stack = FrameStack(env.frame, watch.frames, watch.every) if watch is not None else None
-        # Dice of its own: with and without noise, the policy draws the same actions.
+        # Its own generator, so that the policy draws the same actions with and without noise.
         self._dice = np.random.default_rng((*seed, 1))
         self._seen: list[Any] = []
 
     def after(self, step: int, raw: Array) -> bool:
-        """Whether the state after the `step`-th step of an episode is looked at; if so, it has been."""
+        """Record the state after the `step`-th step of an episode where it is due; returns whether it was."""
         if self._watch is None or self._stack is None:
             return False
         if self._sender is not None:
@@ -280,6 +280,6 @@ def _next_episode(
     env: Env, task: CollectTask, rng: np.random.Generator, see: Callable[[Array], Array]
 ) -> tuple[_Episode, Array]:
     scenario = task.scenarios.draw(rng)
-    # Whatever a scenario leaves open is drawn here and recorded, so that an episode can be repeated.
+    # What a scenario leaves open is drawn here and recorded, so that an episode can be repeated.
     details = {"traffic_seed": int(rng.integers(2**31))} if task.traffic else {}
     return _Episode(scenario, details), see(begin_episode(env, scenario, details))

@@ -1,6 +1,6 @@
-"""What a person sees while a run trains: a live line on a terminal, plain lines elsewhere, TensorBoard on request.
+"""Show a run while it trains: a live line on a terminal, plain lines elsewhere, TensorBoard on request.
 
-Nothing here is a record; the run directory is.
+Nothing here is a record; the run directory holds the records.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vlmsafe.runs.run import Run
 
 
 class Display(Protocol):
-    """Hears of everything worth showing."""
+    """Is told everything worth showing."""
 
     def start(self, epoch: int) -> None:
         """Training begins, or continues after `epoch` epochs."""
@@ -40,16 +40,16 @@ class Display(Protocol):
 
 
 class _QuietWhenClosed(Console):
-    """A console that falls silent when its reader goes away; a run does not end because `head` has seen enough."""
+    """A console that falls silent when its reader goes away, so that `| head` does not end a run."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        # What is still buffered would be written, and fail, once more when the interpreter ends.
+        # The interpreter would write the rest of the buffer when it ends, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def check_display(config: TrainConfig) -> None:
-    """Fail early where a display that was asked for cannot be had."""
+    """Fail early where TensorBoard was asked for and is not installed."""
     if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise MissingDependencyError(
             "--tensorboard needs the package 'tensorboard', which is not installed; "
@@ -59,7 +59,7 @@ def check_display(config: TrainConfig) -> None:
 
 @contextmanager
 def make_display(run: Run, quiet: bool) -> Iterator[Display]:
-    """The displays that fit where the output goes and what the run asks for."""
+    """The displays that fit the terminal and the run's settings."""
     console = _QuietWhenClosed(stderr=True, highlight=False)
     displays: list[Display] = []
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ class _Several:
 
 
 class _Speed:
-    """Steps per second and time left, from the steps of this process alone."""
+    """Steps per second and time left, from the steps of this process only."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
@@ -110,7 +110,7 @@ class _Speed:
 
 
 def duration(seconds: float | None) -> str:
-    """Hours, minutes, seconds as people write them.
+    """Hours, minutes and seconds in words.
 
     >>> duration(59), duration(3725), duration(None)
     ('59 s', '1 h 02 min', '?')
@@ -256,7 +256,7 @@ class _TensorBoard:
             self._writer.close()
 
     def start(self, epoch: int) -> None:
-        # What a killed process had written beyond the checkpoint is hidden, as it is cut from the row files.
+        # Hides what a killed process wrote after the checkpoint; the row files are cut in the same way.
         done = epoch * self._run.config.steps_per_epoch
         self._writer = self._writer_class(str(self._run.path / "tensorboard"), purge_step=done + 1)
 

@@ -1,8 +1,10 @@
-"""A run's scorer at work: frames scored in batches while collection goes on, read by rule and gate afterwards.
+"""Score a run's frames in batches while collection goes on, then turn similarities into scores and signals.
 
-The policy never reads a score, so nothing has to wait for one. Workers hand over the frames that are due and go on; one
-thread of the main process scores them block by block. Before the update every block has been scored, and results are
-those of scoring inside the step (`--scoring in-step`, where the worker waits for each frame's score).
+The policy never reads a score, so collection does not wait for scores. Workers hand over the frames that are due and
+continue; one thread of the main process scores them block by block. Before the update every block has been scored. The
+results equal those of scoring inside the step (`--scoring in-step`, where the worker waits for each frame's score).
+
+`calibrate` scores a random policy's frames before training, where a gate or a reference level is read from them.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from vlmsafe.training.collect import CollectTask, Dimensions, RandomPolicy, Shar
 
 @functools.cache
 def scoring_thread() -> ThreadPoolExecutor:
-    """The one thread of the process that scores: blocks one after another, whatever scorer they are for."""
+    """The one thread of the process that scores: blocks one after another, for every scorer."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="scorer")
 
 
@@ -54,13 +56,13 @@ class FrameScoring(abc.ABC):
 
     def take(self, task: int, frames: Frames, give_back: Callable[[], None]) -> None:
         if self._failure is not None:
-            raise self._failure  # before more is collected in vain
+            raise self._failure  # before more frames are collected that cannot be scored
         self._blocks[task].append(scoring_thread().submit(self._score, frames, give_back))
 
     def _score(self, frames: Frames, give_back: Callable[[], None]) -> Similarities:
         try:
             if self._failure is not None:
-                raise self._failure  # whatever one block waited for in vain, the next would wait for again
+                raise self._failure  # the next block would wait in vain for the same thing
             return self.score(frames)
         except VlmsafeError as error:
             self._failure = error
@@ -69,7 +71,7 @@ class FrameScoring(abc.ABC):
             give_back()
 
     def results(self, task: int) -> list[Similarities]:
-        """Of each block of a task, in order; waits for those still being scored and forgets them."""
+        """The similarities of each block of a task, in order. Waits for blocks that are being scored."""
         return [block.result() for block in self._blocks.pop(task)]
 
     def __enter__(self) -> Self:
@@ -101,12 +103,10 @@ class Scoring(FrameScoring):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         super().__exit__(kind, error, tb)
-        self.scorer.close()  # a thread that waits for a service would keep the process
-
-    # What the epoch looked like.
+        self.scorer.close()  # a thread that waits for a service would keep the process alive
 
     def similarities(self, shares: Sequence[Share]) -> list[Similarities]:
-        """Of each worker's scored steps. A scorer that learns sees the workers one after another."""
+        """The similarities of each worker's scored steps. A scorer that learns sees the workers one after another."""
         if self.stream is None:
             return [self.score(share.inputs) if len(share.inputs) else self._none() for share in shares]
         return [np.concatenate(self.results(task) or [self._none()]) for task in range(len(shares))]
@@ -119,7 +119,7 @@ class Scoring(FrameScoring):
         return apply_rule(rule, joined, self.scorer.groups, self.scorer.bounds)
 
     def shape(self, shares: Sequence[Share], path_ends: NDArray[np.int64]) -> Shaped:
-        """Every step's signals and what they add to it, once the epoch is collected."""
+        """The signals of every step and what they add to reward and cost, once the epoch is collected."""
         scores, config = self.read(shares), self.config
         scored = np.concatenate([share.scored for share in shares])
         signals = hold(scores, self.gate(scores), scored, path_ends)
@@ -135,7 +135,7 @@ class Scoring(FrameScoring):
 
     @property
     def reference(self) -> float:
-        """Level above which the negative score is excess."""
+        """Level above which the negative score counts as excess."""
         if self.config.reference is not None:
             return self.config.reference
         assert self.calibration is not None
@@ -143,14 +143,14 @@ class Scoring(FrameScoring):
 
     @property
     def excess_budget(self) -> float | None:
-        """Mean excess per step that the signal's own multiplier allows, where it has one."""
+        """Mean excess per step that the signal's own multiplier allows; None without such a multiplier."""
         if self.config.multiplier.kind == "none" or self.config.multiplier.budget is not None:
             return self.config.multiplier.budget
         assert self.calibration is not None
         return self.calibration.negative_excess
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """What scoring has changed, as named arrays for a checkpoint."""
+        """The state of a scorer that learns, as named arrays for a checkpoint."""
         return {f"scorer.{name}": array for name, array in self.scorer.state().items()}
 
     def load_state(self, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -159,7 +159,7 @@ class Scoring(FrameScoring):
         self.scorer.load_state({name.removeprefix("scorer."): array for name, array in own.items()})
 
     def probe(self) -> list[float] | None:
-        """What the model makes of a fixed picture: a run that goes on with another one would not notice otherwise."""
+        """The similarities of a fixed picture, by which a resumed run notices another model."""
         if self.stream is None:
             return None
         frame = np.random.default_rng(0).integers(0, 256, (1, *self.stream.frame), np.uint8)
@@ -167,7 +167,7 @@ class Scoring(FrameScoring):
         return similarities
 
     def check_probe(self, then: list[float] | None) -> None:
-        """Refuse to go on with a model that sees the picture otherwise; rounding on another device is no such thing."""
+        """Refuse a model that scores the fixed picture differently, beyond rounding on another device."""
         now = self.probe()
         if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL):
             difference = float(np.abs(np.subtract(now, then)).max())
@@ -191,13 +191,13 @@ def calibrate(
 ) -> Calibration | None:
     """Levels of the scorer on a random policy's frames, or None when `should_stop` became true.
 
-    Frames are those that training would score, every k-th, from scenarios of the training pool. No episode gives more
-    than its share of the buffer, so that it holds at least as many episodes as asked for. Rounds of equal tasks follow
-    each other until the buffer is full; the first `frames` in the order of rounds and workers make it up.
+    The frames are those that training would score, every k-th, from scenarios of the training pool. No episode gives
+    more than its share of the buffer, so that the buffer holds at least as many episodes as asked for. Rounds of equal
+    tasks follow each other until there are enough frames; the first ones, by round and worker, form the buffer.
     """
     signal, wanted = config.signal, config.signal.calibration
     assert wanted.frames is not None
-    # One stream is one worker's; several episodes may be of several.
+    # One stream comes from one worker; several episodes may come from several workers.
     streams = 1 if wanted.episodes == 1 else config.num_envs
     limit = None if wanted.episodes == 1 else wanted.frames // wanted.episodes * signal.every
     steps = math.ceil(wanted.frames / streams) * signal.every

@@ -24,7 +24,7 @@ INITIAL, SHUFFLE, COLLECT, SCORER, CALIBRATE = range(5)
 
 @dataclass(frozen=True)
 class Setup:
-    """What a run needs to know of its environment, and its scorer."""
+    """A run's environment and scorer, as found before training."""
 
     spec: EnvSpec
     dimensions: Dimensions
@@ -46,7 +46,7 @@ def set_up(config: TrainConfig, prompts: PromptSet | None, stop: StopRequest) ->
 
 
 def describe(config: TrainConfig, looks_at: InputKind, stop: StopRequest) -> tuple[EnvSpec, Dimensions]:
-    """A configuration's environment, and its sizes as found by making it once in a worker."""
+    """A configuration's environment, and its sizes, found by making it once in a worker."""
     spec = dataclasses.replace(config.spec, frames=looks_at == "frame")
     spec.require()
     task = DescribeTask(looks_at, spec.training.start)
@@ -67,9 +67,9 @@ def load_scorer(
     observation: int,
     give_up: Callable[[], bool] = lambda: False,
 ) -> Scorer:
-    """The scorer a run asks for, checked to fit its rule; `observation` is the length of what it may look at.
+    """The scorer that a run asks for, checked to fit its rule; `observation` is the length of an observation.
 
-    Where it is elsewhere, it is waited for until `give_up` says so.
+    Waits for a scoring service until `give_up` returns true.
     """
     signal = config.signal
     name = parse_scorer(signal.scorer)
