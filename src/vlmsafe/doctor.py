@@ -1,4 +1,4 @@
-"""What is installed, what is missing, what the missing part would enable, and the command that installs it."""
+"""List what is installed and what is missing, what each part enables, and the command that installs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vlmsafe.signals.scorers.registry import KINDS
 
 
 @dataclass(frozen=True)
-class Finding:
+class Requirement:
     """One line of the doctor's table."""
 
     name: str
@@ -49,7 +49,7 @@ _PACKAGES = (
     ("polars", "polars", "evaluation tables", "pip install polars", True),
     ("metadrive-simulator", "metadrive", "metadrive-easy, -medium, -hard", ENVS["metadrive-easy"].install, False),
     ("pybullet", "pybullet", "bullet-car-reach", "pip install 'pybullet>=3.2.6'", False),
-    # Its metadata asks for an old Gymnasium, which its code does not need.
+    # Its metadata requires an old Gymnasium that its code does not need.
     ("bullet-safety-gym", "bullet_safety_gym", "bullet-car-reach", "pip install --no-deps 'bullet-safety-gym>=1.4,<2'",
      False),
     ("mujoco", "mujoco", "formula-one-l0, -l1, -l2", ENVS["formula-one-l0"].install, False),
@@ -66,9 +66,9 @@ _LIBRARIES = (
 )
 
 
-def examine() -> list[Finding]:
-    """Look at this machine; nothing is imported that takes long."""
-    findings = [Finding("python", platform.python_version(), "everything", "", required=True)]
+def examine() -> list[Requirement]:
+    """Examine this machine without slow imports."""
+    requirements = [Requirement("python", platform.python_version(), "everything", "", required=True)]
     for distribution, module, enables, install, required in _PACKAGES:
         version = None
         if importlib.util.find_spec(module) is not None:
@@ -78,31 +78,31 @@ def examine() -> list[Finding]:
                 version = "present"
         if module == "metadrive" and version is None and sys.version_info >= (3, 12):
             install = "use Python 3.11: MetaDrive does not support newer versions"
-        findings.append(Finding(distribution, version, enables, install, required))
+        requirements.append(Requirement(distribution, version, enables, install, required))
     for library, package, enables in _LIBRARIES:
         found = ctypes.util.find_library(library)
-        findings.append(Finding(package, found, enables, install_command([package])))
-    findings.append(_drawing())
+        requirements.append(Requirement(package, found, enables, install_command([package])))
+    requirements.append(_drawing())
     again = "install vlmsafe again: it is a part of it"
-    findings.append(Finding("embedded model", _shipped(), "--scorer embedded, the default", again))
+    requirements.append(Requirement("embedded model", _shipped(), "--scorer embedded, the default", again))
     for kind in KINDS.values():
         if kind.downloaded and kind.default is not None:
             found = "in the cache" if _cached(kind.default) else None
             enables = f"--scorer {kind.name} without internet"
-            findings.append(Finding(kind.default, found, enables, f"hf download {kind.default}"))
-    return findings
+            requirements.append(Requirement(kind.default, found, enables, f"hf download {kind.default}"))
+    return requirements
 
 
-def _drawing() -> Finding:
-    """Which OpenGL MuJoCo will draw with; libraries that are there may still lack a driver, so it is tried."""
+def _drawing() -> Requirement:
+    """The OpenGL that MuJoCo will draw with. It is tried, because an installed library may lack a driver."""
     set_by_user = [name for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM") if os.environ.get(name)]
     first = f"unset {' '.join(set_by_user)}; " if set_by_user else ""
     install = first + install_command(list(opengl.PACKAGES))
-    return Finding("OpenGL of MuJoCo", opengl.found(), "frames of formula-one; physics needs none", install)
+    return Requirement("OpenGL of MuJoCo", opengl.found(), "frames of formula-one; physics needs none", install)
 
 
 def _shipped() -> str | None:
-    """What the weights in the package are, read without torch; None where they are missing or damaged."""
+    """Size and revision of the weights in the package, read without torch; None where missing or damaged."""
     try:
         with safe_open(SHIPPED, framework="numpy") as file:
             numbers = sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118 - no dict

@@ -2,7 +2,7 @@
 
     env = SemanticSignals(gymnasium.make("CarRacing-v3", render_mode="rgb_array"), "clip", "my-prompts.yaml")
 
-The reward becomes r + lambda_r kappa r_vlm (Eq. 4). `info` holds the environment's own reward, the bonus and the
+The reward becomes r + lambda_r kappa r_vlm. `info` holds the environment's own reward, the bonus and the
 scores. Unlike `vlmsafe train`, which scores in batches, a wrapper scores within each step.
 """
 
@@ -129,7 +129,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         return observation, reward + bonus, terminated, truncated, info
 
     def calibrate(self, frames: int = 500, episodes: int = 5, *, target: float = 0.5, seed: int = 0) -> Calibration:
-        """Set the gate from frames of a random policy (Eq. 5). Reset the environment before using it again."""
+        """Set the gate from frames of a random policy. Reset the environment before using it again."""
         if episodes < 1 or frames < max(4, episodes):
             raise InputError(
                 f"frames is {frames} and episodes {episodes}; calibration needs at least 4 frames, and one per episode"

@@ -1,6 +1,6 @@
-"""What an environment is to the rest of the package: `Env`, `EnvSpec` and `Scenarios`.
+"""The interface of environments: `Env`, `EnvSpec` and `Scenarios`.
 
-This module imports no simulator, so that tables and help texts are printed at once.
+This module imports no simulator, so that tables and help texts appear at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Scenarios:
         return self.start <= index < self.start + self.size
 
     def choose(self, seed: int | None, rng: np.random.Generator) -> int:
-        """The scenario that a reset's seed names, or one at random where there is none."""
+        """The scenario that a reset's seed names, or a random one without a seed."""
         if seed is None:
             return self.draw(rng)
         if int(seed) not in self:
@@ -54,20 +54,20 @@ class Scenarios:
 class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     """Gymnasium's interface with `info["cost"]` on every step, plus what scoring and auditing need.
 
-    Observations are float32 vectors and actions a `Box`. `reset(seed=i)` starts scenario `i` of the pool the
-    environment was made with. `info["arrived"]`, where an environment has it, says on the last step of an episode
+    Observations are float32 vectors and actions are a `Box`. `reset(seed=i)` starts scenario `i` of the pool that the
+    environment was made with. An environment may set `info["arrived"]`, which says on the last step of an episode
     whether the task was completed.
     """
 
     @abc.abstractmethod
     def frame(self) -> Frame:
-        """The current state as RGB [height, width, 3] for scoring; nothing in it shows the cost unless asked to."""
+        """The current state as RGB [height, width, 3] for scoring; it shows the cost only where `indicators` ask."""
 
     steering: int = 0
-    """Which action steers, where there are two; the other one drives."""
+    """The index of the action that steers, where there are two; the other one drives."""
 
     isolate: bool = True
-    """Whether a reset starts from a clean simulator where the simulator would carry state into the next episode."""
+    """Whether a reset starts a clean simulator, where the simulator would carry state into the next episode."""
 
     def progress(self) -> Mapping[str, float]:
         """Task metrics of the current episode, such as the share of the route covered."""
@@ -76,29 +76,29 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     def hazard(self) -> float:
         """How close the current state is to something that costs, from 0 to 1, computed from the simulator's state.
 
-        The oracle scorer reads it and no policy observes it. It looks and changes nothing. Where it would have no
-        meaning an environment leaves it undefined, which is an error only for those who ask.
+        The oracle scorer reads it; no policy observes it. Calling it changes nothing. An environment where it has no
+        meaning does not define it, and calling it then raises an error.
         """
         raise no_hazard(type(self).__name__)
 
     def expert(self) -> Callable[[], NDArray[np.float64]] | None:
-        """A scripted driver for the episode under way, where there is one: what it would do now, in [-1, 1] per action.
+        """A scripted driver for the current episode, or None. Called once per step, it returns actions in [-1, 1].
 
-        It may read anything in the simulator. Recordings and demonstrations use it, no learner does.
+        It may read anything in the simulator. Recordings and demonstrations use it; no learner does.
         """
         return None
 
     def facts(self) -> Mapping[str, float]:
-        """Privileged measures of the current state by name: what a caption of its frame may speak of.
+        """Privileged measures of the current state by name, from which captions of its frame are written.
 
-        `vlmsafe.distillation.facts` lists the names; an environment gives those that mean something in it. Like
-        `hazard` it looks and changes nothing.
+        `vlmsafe.distillation.facts` lists the names; an environment gives those that mean something in it. Calling it
+        changes nothing.
         """
         return {}
 
 
 def as_frame(image: Any, source: str) -> Frame:
-    """What `source` rendered, which must be a frame."""
+    """Check that what `source` rendered is a frame."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         what = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
         raise EnvironmentFailure(
@@ -122,13 +122,13 @@ def no_hazard(name: str) -> InputError:
 
 @dataclass(frozen=True)
 class Variant:
-    """A named departure from an environment as published, chosen as `<environment>:<variant>`."""
+    """A named change of a published environment, chosen as `<environment>:<variant>`."""
 
     summary: str
     horizon: int | None = None
-    """Where it differs."""
+    """Another horizon, where it differs."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Put over the environment's own."""
+    """Settings that replace the environment's own."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class EnvSpec:
     module: str
     """Module with `make(spec, scenarios, randomise) -> Env`; imported only when an environment is made."""
     horizon: int | None
-    """Steps after which an episode is cut, None where only the environment knows."""
+    """Steps after which an episode is cut; None where only the environment knows."""
     budget: float
     """Default cost budget d per episode."""
     training: Scenarios
@@ -160,19 +160,19 @@ class EnvSpec:
     traffic: bool = False
     """Whether a scenario index leaves something open (traffic) that `randomise=True` draws anew."""
     package: str | None = None
-    """Import name of the simulator's package, None when nothing beyond this package is needed."""
+    """Import name of the simulator's package; None where none is needed."""
     install: str = ""
     """The command that installs it."""
     metrics: tuple[str, ...] = ()
-    """What of `Env.progress` measures the task, at the end of an episode."""
+    """The entries of `Env.progress` that measure the task at the end of an episode."""
     prompts: str | None = None
     """Name of the prompt set that describes this environment."""
     frames: bool = False
-    """Whether frames will be asked for, where an environment has to know before it is made."""
+    """Whether frames will be asked for; some environments must know before they are made."""
     indicators: bool | None = None
-    """Whether cost is drawn into frames, as the simulator was published; None where it never drew any."""
+    """Whether cost is drawn into frames, as in the published simulator; None where it never drew any."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What tells it from other environments of the same module."""
+    """Settings in which it differs from other environments of the same module."""
     variants: Mapping[str, Variant] = field(default_factory=dict)
     """Its named variants; several are joined by `+`."""
 
@@ -194,7 +194,7 @@ class EnvSpec:
         return changed
 
     def require(self) -> None:
-        """Fail with the installing command where the simulator is missing."""
+        """Raise an error with the command that installs the simulator, where it is missing."""
         if self.package is not None and importlib.util.find_spec(self.package) is None:
             raise MissingDependencyError(
                 f"environment '{self.name}' needs the Python package '{self.package}', which is not installed; "
@@ -204,7 +204,7 @@ class EnvSpec:
     def make(self, scenarios: Scenarios | None = None, *, randomise: bool = True) -> Env:
         """Start the environment on a pool of scenarios, by default the training pool.
 
-        `randomise` draws anew, each episode, whatever a scenario index leaves open; False fixes it.
+        With `randomise`, each episode draws anew what a scenario index leaves open; without, it is fixed.
         """
         self.require()
         module = importlib.import_module(self.module)

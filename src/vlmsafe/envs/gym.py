@@ -3,9 +3,9 @@
 The cost is `info["cost"]`, or the third element of Safety-Gymnasium's six-tuple (observation, reward, cost,
 terminated, truncated, info). Dictionary and image-shaped observations are flattened.
 
-`safety-gymnasium:<id>` is an environment of the original Safety-Gymnasium, which has a registry of its own. Its
-renderer draws a red sphere around the agent while there is a cost, and markers of the lidar: frames tell a scorer the
-answer, and its runs record that as `frame_indicators: true`.
+`safety-gymnasium:<id>` is an environment of the original Safety-Gymnasium, which has its own registry. Its renderer
+draws a red sphere around the agent while there is a cost, and markers of the lidar. Its frames therefore tell a scorer
+the cost, which runs record as `frame_indicators: true`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class GymEnv(Env):
         return as_frame(self._inner.render(), f"environment '{self._name}'")
 
     def hazard(self) -> float:
-        """What the registered environment's own `hazard()` says, whichever wrappers are around it."""
+        """The registered environment's own `hazard()`, read through its wrappers."""
         own = getattr(self._inner.unwrapped, "hazard", None)
         if not callable(own):
             raise no_hazard(self._name)
@@ -100,7 +100,7 @@ class GymEnv(Env):
 
 
 def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
-    """Called by `EnvSpec.make`; a Gymnasium environment has only its seed, so nothing is left to randomise."""
+    """Called by `EnvSpec.make`. A Gymnasium environment has only its seed, so there is nothing else to randomise."""
     family, _, env_id = spec.name.partition(":")
     if family == "safety-gymnasium":
         return GymEnv(_make_safe(spec, env_id), spec.name, None, scenarios)
@@ -115,8 +115,8 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
         raise unknown_name("Gymnasium environment", registered_id, sorted(gymnasium.registry)) from None
     except gymnasium.error.Error as error:
         raise _cannot_be_made(spec, error) from None
-    # Gymnasium's own time limit and checkers unpack five values; without them a six-tuple passes through, and the
-    # limit is kept here.
+    # Gymnasium's time limit and checkers unpack five values. They are switched off so that a six-tuple passes through,
+    # and `GymEnv` keeps the limit.
     time_limit, registered.max_episode_steps = registered.max_episode_steps, None
     registered.order_enforce, registered.disable_env_checker = False, True
     if spec.frames and "rgb_array" in _render_modes(registered):
@@ -129,7 +129,7 @@ def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
 
 
 def _make_safe(spec: EnvSpec, env_id: str) -> gymnasium.Env[Any, Any]:
-    """From the original package, whose own time limit knows six-tuples."""
+    """Make it with the original package, whose own time limit knows six-tuples."""
     package = _import("safety_gymnasium", spec)
     try:
         inner: gymnasium.Env[Any, Any] = package.make(env_id, render_mode="rgb_array" if spec.frames else None)
@@ -141,7 +141,7 @@ def _make_safe(spec: EnvSpec, env_id: str) -> gymnasium.Env[Any, Any]:
 def _import(module: str, spec: EnvSpec) -> Any:
     try:
         return importlib.import_module(module)
-    except Exception as error:  # whatever a module that is not ours raises on import
+    except Exception as error:  # a foreign module may raise anything on import
         raise InputError(f"cannot import '{module}' for environment '{spec.name}': {_one_line(error)}") from None
 
 

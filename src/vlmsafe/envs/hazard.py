@@ -1,7 +1,8 @@
 """How close a state is to something that costs, as one number from 0 to 1.
 
-It is privileged: computed from the simulator's state, which no policy observes and no frame shows whole. That makes it
-the positive control of a signal, what a perfect judge of the scene would say. Environments define it as `Env.hazard`.
+The hazard is privileged: it is computed from the simulator's state, which no policy observes and no frame shows
+completely. It serves as the positive control of a signal, the score that a perfect judge of the scene would give.
+Environments define it as `Env.hazard`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def wrapped(angle: Any) -> Any:
 
 
 def hazard_of(gap: float, closing_speed: float, *, reach: float, seconds: float) -> float:
-    """1 at contact, less the wider the gap, and more the faster it closes.
+    """1 at contact; less for a wider gap, more for one that closes faster.
 
-    With nothing closing, a gap of `reach` gives 1/e; at speeds beside which `reach` is small, so does contact in
-    `seconds`. A gap that widens is as hazardous as one that stays: what is near can turn.
+    A gap of `reach` that does not close gives 1/e. At high speeds, contact in `seconds` gives 1/e too. A gap that
+    widens is as hazardous as one that stays, because an object nearby can turn.
 
     >>> hazard_of(0.0, 5.0, reach=1.0, seconds=2.0)
     1.0
@@ -52,8 +53,8 @@ def outlines(centres: Array, half_lengths: Array, half_widths: Array) -> tuple[A
 def gaps_to_box(starts: Array, ends: Array, half: Array) -> tuple[Array, Array]:
     """Distances from the box |x| <= half[0], |y| <= half[1] to segments, and unit vectors from it to them.
 
-    Segments [N, 2] to [N, 2] give gaps [N] and directions [N, 2]. Where the two touch the gap is 0, and the direction
-    only says where the nearest end or corner is.
+    Segments [N, 2] to [N, 2] give gaps [N] and directions [N, 2]. Where box and segment touch, the gap is 0 and the
+    direction only says where the nearest end or corner is.
     """
     along = ends - starts
     both = np.stack([starts, ends], axis=1)  # [N, 2, 2]
@@ -69,7 +70,7 @@ def gaps_to_box(starts: Array, ends: Array, half: Array) -> tuple[Array, Array]:
     rows, nearest = np.arange(len(starts)), distances.argmin(axis=1)
     gaps, towards = distances[rows, nearest], between[rows, nearest]
     directions = towards / np.maximum(gaps, 1e-12)[:, None]
-    # They are apart where the box's axes or the segment's line has each on a side of its own.
+    # They are apart where one of the box's axes or the segment's line separates them.
     side = along[:, None, 0] * from_start[..., 1] - along[:, None, 1] * from_start[..., 0]  # [N, 4]
     apart = (both.min(axis=1) > half).any(axis=1) | (both.max(axis=1) < -half).any(axis=1)
     apart |= (side > 0.0).all(axis=1) | (side < 0.0).all(axis=1)

@@ -1,9 +1,9 @@
 """How MuJoCo draws without a screen: EGL where it works, else OSMesa, else not at all.
 
-MuJoCo reads MUJOCO_GL once, when it is imported, and an EGL that is named but does not work shows only when the first
-frame is drawn. So it is tried first, in a process of its own: the drivers load hundreds of megabytes and start
-threads, which must not happen in the server that workers are forked from, nor in a process that never draws. This
-file is that process's script too, hence it imports nothing but the standard library.
+MuJoCo reads MUJOCO_GL once, when it is imported. An EGL that does not work fails only when the first frame is drawn, so
+it is tried before, in a separate process: its drivers load hundreds of megabytes and start threads, which must not
+happen in the server that workers are forked from, nor in a process that never draws. This file is also the script of
+that process, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ _CONFIG = (_RED, 8, _GREEN, 8, _BLUE, 8, _ALPHA, 8, _DEPTH, 24, _STENCIL, 8,
 
 
 def choose() -> str | None:
-    """Settle how MuJoCo draws, before it is imported: the name of the way, None where there is none.
+    """Choose how MuJoCo draws, before it is imported; returns the name, or None where it cannot draw.
 
-    The answer is put into MUJOCO_GL, for this process and those it starts.
+    The choice is written to MUJOCO_GL, for this process and those it starts.
     """
     way = found()
-    # Importing MuJoCo would fail with a way that is named and does not work, and physics needs none.
+    # Importing MuJoCo would fail with a way that does not work, and physics needs none.
     os.environ["MUJOCO_GL"] = way or "disable"
     return way
 
 
 def found() -> str | None:
-    """What `choose` would choose: what the user says in MUJOCO_GL where it works, else the first way that does."""
+    """What `choose` would choose: the user's MUJOCO_GL where that works, else the first way that works."""
     named = os.environ.get("MUJOCO_GL", "").strip().lower()
     if named in _OFF:
         return None
     if named and named not in _LIBRARIES:
-        return named  # a window system, which shows for itself whether it works
+        return named  # a window system; using it shows whether it works
     platform = os.environ.get("PYOPENGL_PLATFORM", "").lower()  # where it names another way, MuJoCo refuses to draw
     return next((way for way in ([named] if named else _LIBRARIES) if platform in ("", way) and works(way)), None)
 
 
 @cache
 def works(way: str) -> bool:
-    """Whether `egl` or `osmesa` can draw here, tried in a process of its own."""
+    """Whether `egl` or `osmesa` can draw here, tried in a separate process."""
     try:
         tried = subprocess.run(
             [sys.executable, "-I", "-S", __file__, way], capture_output=True, timeout=_SECONDS, check=False
@@ -73,7 +73,7 @@ def missing() -> str:
 
 
 def _probe(way: str) -> bool:
-    """Whether MuJoCo's own steps towards a context succeed; a library that is not there cannot be loaded."""
+    """Whether MuJoCo's own steps to a context succeed, including loading the library."""
     for name in _LIBRARIES[way]:
         try:
             library = ctypes.CDLL(name)
@@ -84,7 +84,7 @@ def _probe(way: str) -> bool:
 
 
 def _egl_draws(egl: ctypes.CDLL) -> bool:
-    """Whether a device without a screen gives an OpenGL context; libEGL alone, without a driver, does not."""
+    """Whether a device without a screen gives an OpenGL context; libEGL without a driver does not."""
     pointer, integer = ctypes.c_void_p, ctypes.c_int
     egl.eglGetProcAddress.restype, egl.eglGetProcAddress.argtypes = pointer, [ctypes.c_char_p]
     addresses = [egl.eglGetProcAddress(name) for name in (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT")]
@@ -103,7 +103,7 @@ def _egl_draws(egl: ctypes.CDLL) -> bool:
     for device in devices[: count.value]:
         display = open_display(_PLATFORM_DEVICE, device, None)
         if display and egl.eglInitialize(display, None, None):
-            # MuJoCo takes the first display that begins, whether or not the rest succeeds.
+            # MuJoCo takes the first display that initialises, even where the remaining steps fail.
             found = integer()
             egl.eglChooseConfig(display, wanted, config, 1, ctypes.byref(found))
             egl.eglBindAPI(_OPENGL_API)

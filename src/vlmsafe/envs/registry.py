@@ -1,4 +1,8 @@
-"""The environments by name. Simulators are imported only when one is made."""
+"""The environments by name.
+
+An entry of `ENVS` is what is known of an environment without starting it; `EnvSpec` explains each field. Its `module`
+is imported when an environment is made. The docstring of `vlmsafe.envs` says how to add one.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
         metrics=("route_completion",),
         prompts="metadrive",
         settings={"map": blocks, "traffic_density": density},
-        # The levels change map and traffic together; these change the traffic alone.
+        # The levels change map and traffic together; these variants change only the traffic.
         variants={
             f"density-{other:g}": Variant(f"traffic density {other:g}", settings={"traffic_density": other})
             for other in (0.1, 0.2, 0.35)
@@ -141,8 +145,8 @@ def make_env(name: str, *, held_out: bool = False, indicators: bool | None = Non
 def env_spec(name: str, *, indicators: bool | None = None) -> EnvSpec:
     """The spec of a named environment, of a variant as `<name>:<variant>`, or of any other one as `<prefix>:<id>`.
 
-    `indicators` says whether frames show the simulator's own cost indicators; by default they do where they cannot be
-    left out.
+    `indicators` says whether frames show the simulator's own cost indicators. By default they do only where they cannot
+    be left out.
     """
     spec = _named(name)
     if indicators is None or indicators == spec.indicators:
@@ -166,7 +170,7 @@ def _named(name: str) -> EnvSpec:
             _registered(name, "an environment of the original Safety-Gymnasium"),
             package="safety_gymnasium",
             install='pip install "safety-gymnasium @ git+https://github.com/PKU-Alignment/safety-gymnasium"',
-            indicators=True,  # its renderer draws them, and no setting takes them all away
+            indicators=True,  # its renderer draws them, and no setting removes them all
         )
     known, colon, variants = name.partition(":")
     if known not in ENVS:
@@ -182,7 +186,7 @@ def _registered(name: str, summary: str) -> EnvSpec:
         version=None,
         horizon=None,
         budget=25.0,
-        # A registered environment knows no scenarios, only seeds; the pools keep the two uses of seeds apart.
+        # A registered environment has seeds instead of scenarios; the pools keep training and held-out seeds apart.
         training=Scenarios(0, 1_000_000),
         held_out=Scenarios(1_000_000, 1_000_000),
     )

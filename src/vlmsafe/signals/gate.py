@@ -1,4 +1,4 @@
-"""The confidence gate kappa, which weighs the bonus of a frame (Eq. 3), and its calibration without labels (Eq. 5)."""
+"""The confidence gate kappa, which weighs the bonus of a frame, and its calibration without labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Gate:
     """c. The defaults are the prior-symmetric gate."""
 
     def kappa(self, margin: Float64) -> Float64:
-        """Confidence in [0, 1] per margin. It uses 2 sigma(x) - 1 = tanh(x / 2), which does not overflow."""
+        """Eq. 3: confidence in [0, 1] per margin. It uses 2 sigma(x) - 1 = tanh(x / 2), which does not overflow."""
         return np.abs(np.tanh(self.scale * (np.asarray(margin, np.float64) - self.centre) / 2.0))
 
     def __call__(self, scores: Scores) -> Float64:
@@ -32,7 +32,7 @@ class Gate:
 
     @classmethod
     def calibrated(cls, margins: Float64, target: float = 0.5) -> Gate:
-        """The gate with kappa = 0 at the median of the margins, and `target` one interquartile range away (Eq. 5)."""
+        """Eq. 5: the gate with kappa = 0 at the median of the margins, and `target` one interquartile range away."""
         if not 0.0 < target < 1.0:
             raise InputError(f"the gate's target is {target}; it must lie between 0 and 1")
         low, centre, high = np.quantile(np.asarray(margins, np.float64), [0.25, 0.5, 0.75])

@@ -39,7 +39,10 @@ class Scores:
 def apply_rule(
     rule: Rule, similarities: Similarities, groups: tuple[int, int], bounds: tuple[float, float] = (-1.0, 1.0)
 ) -> Scores:
-    """Scores of a batch under a rule; `groups` has the numbers of positive and of negative columns."""
+    """Scores of a batch under a rule; `groups` has the numbers of positive and of negative columns.
+
+    The decoupled rule is Eq. 2: r_vlm = (u+ + 1) / 2 and c_vlm = (u- + 1) / 2, from the mean cosine of each group.
+    """
     exact, split = similarities.astype(np.float64), groups[0]
     u_minus = exact[:, split:].mean(axis=1)
     u_plus = exact[:, :split].mean(axis=1) if split else np.full_like(u_minus, bounds[0])
@@ -51,7 +54,7 @@ def apply_rule(
         return Scores(_clg(positive, negative), negative, margin)
     if rule == "novelty":  # it has a danger score only
         return Scores(np.zeros_like(negative), negative, margin)
-    return Scores(positive, negative, margin)  # decoupled (Eq. 2), and yes-no for probabilities
+    return Scores(positive, negative, margin)  # decoupled, and yes-no for probabilities
 
 
 def _share(similarity: Float64, bounds: tuple[float, float]) -> Float64:

@@ -62,7 +62,7 @@ def hold(scores: Scores, kappa: Float64, scored: Mask, path_ends: NDArray[np.int
 
 
 def reward_bonus(signals: Signals, weight: float) -> Float64:
-    """lambda_r kappa r_vlm (Eq. 4), which shaping adds to the environment's reward."""
+    """Eq. 4: lambda_r kappa r_vlm, which shaping adds to the environment's reward."""
     return weight * signals.kappa * signals.positive
 
 
@@ -106,5 +106,5 @@ def path_sums(values: Float64, path_ends: NDArray[np.int64]) -> Float64:
 
 
 def path_means(values: Float64, path_ends: NDArray[np.int64]) -> Float64:
-    """The mean over all steps of each path: the inner mean of Eq. 6."""
+    """The mean over all steps of each path."""
     return path_sums(values, path_ends) / np.diff(np.concatenate([[0], path_ends]))

@@ -62,7 +62,7 @@ def finished_among(episodes: Sequence[Row]) -> list[Row]:
 def mean_of(episodes: Sequence[Row], name: str, weight: str | None = None) -> float | None:
     """Mean of a figure over the episodes that have it, each counted once or by another of its figures.
 
-    Over an epoch's finished episodes this is the mean negative score of Eq. 6; its mean episode cost is
+    Eq. 6's mean negative score is this mean over an epoch's finished episodes. Its mean episode cost comes from
     `EpisodeWindow.mean`, because a run may average over more episodes than those of one epoch.
     """
     rows = [row for row in episodes if row.get(name) is not None]

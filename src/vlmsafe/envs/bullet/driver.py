@@ -1,9 +1,9 @@
-"""A scripted driver: it knows the shortest way to the goal around what costs, and follows it with short plans.
+"""A scripted driver: it follows the shortest way to the goal around puddles and box with short plans.
 
-A map tells the way from every place to the goal around the puddles and the path of the box. Of some hundred plans the
-driver begins the one that ends with the shortest way left and keeps its distance from everything, and plans anew at
-the next step. A plan is two arcs, each with its own steering, forwards or backwards; at full steering the car turns on
-a circle of 2 m, whatever its speed.
+A map holds the length of the way from every place to the goal, around the puddles and the path of the box. At each step
+the driver compares some hundred plans and starts the one that keeps its distance from everything and ends with the
+shortest way left. A plan is two arcs, each with its own steering, forwards or backwards. At full steering the car turns
+on a circle of 2 m at every speed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 _CURVATURE = 0.5  # 1/m, at full steering
 _STEERING = np.linspace(-1.0, 1.0, 9)
-_WAYS = ((1.0, 1.0), (-1.0, 1.0), (-1.0, -1.0))  # forwards, or backwards first, or only that
+_WAYS = ((1.0, 1.0), (-1.0, 1.0), (-1.0, -1.0))  # forwards; backwards, then forwards; backwards
 _PIECE = 0.3  # metres between the points of a plan
 _POINTS = 16  # of which half belong to the first arc
 _CRUISE, _REVERSE = 2.0, -1.5  # m/s
@@ -43,7 +43,7 @@ _BOX_BERTH = 1.3  # the same where a way is chosen, from the box's whole path
 _WALL_MARGIN = 1.0
 _ARRIVAL = GOAL_RADIUS - 0.2
 
-# Prices, in metres of way.
+# Weights in the comparison of plans, in metres of way.
 _NEARNESS = 40.0  # of a metre too near something, at each metre
 _BACKWARDS = 1.0  # of an arc backwards
 _CHANGE = 1.5  # of stopping to go the other way
@@ -72,7 +72,7 @@ _LENGTHS: Array = _PIECE * np.arange(1.0, _POINTS + 1.0)
 
 
 def way_map(goal: Array, puddles: Array, orbit: Array) -> Array:
-    """The length of the way to the goal from each place of the grid, [X, Y]; ways through what costs count longer.
+    """The length of the way to the goal from each place of the grid, [X, Y]; ways through a cost count as longer.
 
     `orbit` is the middle of the box's path.
     """
@@ -100,7 +100,7 @@ class ReachDriver:
     """Drives one episode."""
 
     def __init__(self, orbit: Array, box_after: Callable[[Array], Array]) -> None:
-        """`orbit` is the middle of the box's path, and `box_after` tells where it will be in so many seconds."""
+        """`orbit` is the middle of the box's path; `box_after` gives its position after a number of seconds."""
         self._orbit, self._box_after = orbit, box_after
         self._goal: tuple[float, ...] = ()
 
@@ -127,7 +127,7 @@ class ReachDriver:
         return np.array([throttle, _FIRST[best]])
 
     def _remaining(self, points: Array, scene: Scene, axes: Array) -> Array:
-        """The way left after each plan, [P]; what a plan has in hand once at the goal counts for it."""
+        """The way left after each plan, [P]; a plan that reaches the goal early is credited with its remainder."""
         ends = points[:, -1]
         cells = ((ends - _AXIS[0]) / _CELL).T
         left = map_coordinates(self._map, cells, order=1, mode="nearest")
@@ -143,5 +143,5 @@ class ReachDriver:
 
 
 def _lack(ways: Array, distance: float) -> Array:
-    """How much is missing to a distance, for ways [..., 2]."""
+    """By how much ways [..., 2] are shorter than a distance; 0 where they are longer."""
     return np.maximum(distance - np.hypot(ways[..., 0], ways[..., 1]), 0.0)

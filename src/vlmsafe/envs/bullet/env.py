@@ -1,8 +1,8 @@
 """Bullet Safety-Gym's SafetyCarReach: a car drives to goals among eight puddles and a box that moves in a circle.
 
-A step pays the metres by which the goal comes nearer, and reaching it 5; a new goal then appears elsewhere. A step in
-a puddle or against the box costs 1. This is the task as first published. The package on PyPI pays 3 times the way and
-30 for a goal, and its goals alternate between two corners: that is the variant `fork`.
+The reward of a step is the metres by which the goal comes nearer, plus 5 for reaching it; a new goal then appears
+elsewhere. A step in a puddle or against the box costs 1. This is the task as first published. The package on PyPI pays
+3 per metre and 30 for a goal, and its goals alternate between two corners: that is the variant `fork`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vlmsafe.envs.bullet.scene import (
 from vlmsafe.envs.bullet.world import OBSERVATIONS, TASKS, World
 from vlmsafe.errors import unknown_name
 
-_LARGEST = 1000.0  # the package's bound of observations, far beyond any
+_LARGEST = 1000.0  # the package's bound of observations, which none reaches
 
 
 class BulletCarReach(Env):
@@ -86,14 +86,14 @@ class BulletCarReach(Env):
         return world.observe(), reward, False, self._steps >= self._horizon, {"cost": self._cost}
 
     def frame(self) -> Frame:
-        """The room from above and in front, by the package's camera."""
+        """The room seen by the package's camera, from above and in front."""
         world = self._running()
         if self._picture is None:
             self._picture = Picture(world.bodies)
         return self._picture.draw(world.goal, world.puddles, self._indicators and self._cost > 0.0)
 
     def progress(self) -> Mapping[str, float]:
-        """Goals reached, metres driven, metres by which the current goal and those before it came nearer, and place."""
+        """Goals reached, metres driven, metres by which the current and earlier goals came nearer, and position."""
         x, y = self._running().place[:2]
         return {
             "goals": float(self._running().goals),
@@ -109,7 +109,7 @@ class BulletCarReach(Env):
         return 1.0 if self._cost > 0.0 else max(puddle_hazard(scene), box_hazard(scene))
 
     def facts(self) -> Mapping[str, float]:
-        """Gaps in car lengths to puddles, box and goal, what is touched, speed, and the way to the goal."""
+        """Gaps in car lengths to puddles, box and goal, what is touched, speed, and the direction of the goal."""
         world = self._running()
         scene = world.scene()
         way = scene.goal - scene.car
@@ -129,7 +129,7 @@ class BulletCarReach(Env):
         }
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
-        """Follows the shortest way around what costs; see `driver`."""
+        """Follows the shortest way around puddles and box; see `driver`."""
         world = self._running()
         driver = ReachDriver(world.orbit, world.box_after)
         return lambda: driver.act(world.scene())

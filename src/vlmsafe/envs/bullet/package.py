@@ -1,7 +1,7 @@
 """What is taken from Bullet Safety-Gym, and PyBullet as it imports it.
 
-To keep PyBullet's greetings off the terminal the package takes hold of the process's standard streams, and fails where
-something else stands in their place, such as a notebook or a test runner. So it is given the real ones for a moment.
+To keep PyBullet's greetings off the terminal, the package redirects the standard streams of the process. That fails
+where something has replaced them, such as a notebook or a test runner, so the package gets the real ones for a moment.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def real_streams() -> Iterator[None]:
-    """The streams that the process was started with."""
+    """Put back the streams that the process was started with."""
     with contextlib.redirect_stdout(sys.__stdout__), contextlib.redirect_stderr(sys.__stderr__):
         yield
 

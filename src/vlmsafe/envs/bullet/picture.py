@@ -1,9 +1,8 @@
-"""Frames: the package's camera and renderer, drawing each frame only what has moved.
+"""Frames: the package's camera and renderer, which draw for each frame only what has moved.
 
-The camera stands still, so floor and walls are drawn once per process, puddles and goal once per goal, and the car and
-the box for each frame; the layers are put together by their depths. The result is the picture that one pass over
-everything would give, but for the gears inside the car's axles, which are left out: of 80 ms per frame they took 35,
-and a few pixels.
+The camera does not move, so floor and walls are drawn once per process, puddles and goal once per goal, and the car and
+the box for each frame. The layers are combined by their depths. The result equals the picture of one pass over
+everything, except that the gears inside the car's axles are left out: they took 35 of 80 ms per frame for a few pixels.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Picture:
         self._ground_ids = [bodies.task.goal.body_id, *(puddle.body_id for puddle in puddles)]
         self._moving_ids = [bodies.agent.body_id, box.body_id]
         gears = {link.index for link in bodies.agent.link_list if link.name.startswith("diff")}  # of the differentials
-        # What the simulator draws is chosen by making the rest transparent. All of it is opaque in this renderer.
+        # The renderer draws everything, so bodies are left out by making them transparent. All are opaque otherwise.
         self._colours = {
             body: {
                 shape[1]: shape[7][:3]
@@ -105,7 +104,7 @@ class Picture:
 
 
 def _over(front: _Layer, back: _Layer) -> _Layer:
-    """One layer of two: at each pixel what is nearer."""
+    """Combine two layers: at each pixel the nearer one."""
     nearer = front.drawn & (front.depth <= back.depth)
     return _Layer(
         np.where(nearer[..., None], front.pixels, back.pixels),

@@ -1,7 +1,7 @@
 """What lies around the car on the floor, and how near it is: geometry without a simulator.
 
-Lengths are metres and angles radians. The car is where its centre of mass is, by which the simulator measures the way
-to goals and puddles; the box can be touched by any part of its outline.
+Lengths are in metres and angles in radians. The car's position is its centre of mass, from which the simulator measures
+the distance to goals and puddles. The box can be touched by any part of the car's outline.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PUDDLE_RADIUS = 1.0
 CAR_RADIUS = 0.35  # the simulator's, for puddles
 GOAL_RADIUS = 1.3
 BOX_HALF = 0.5
-BOX_ORBIT = 0.7  # the radius of its path, on which it goes at one radian a second
+BOX_ORBIT = 0.7  # the radius of its path, along which it moves at one radian per second
 CAR_REAR, CAR_FRONT, CAR_HALF_WIDTH = -0.75, 0.62, 0.44  # of the bodies that collide, from the centre of mass
 CAR_LENGTH = CAR_FRONT - CAR_REAR
 WALLS = 9.9  # the room spans -9.9 to 9.9 both ways
 USUAL_SPEED = 1.6  # m/s; the scripted driver's mean
 SIGHT = 10.0  # car lengths, how far `clear_ahead` looks
 
-# A gap of a quarter of a metre gives 1/e, which is as close as one may pass with care; so does contact in a second.
+# A gap of a quarter of a metre, as close as a careful driver passes, gives 1/e; so does contact in a second.
 _REACH = 0.25  # metres
 _SECONDS = 1.0
 _BACKWARDS = -0.1  # m/s; slower than this the car rolls rather than reverses
@@ -66,21 +66,21 @@ def box_gap(scene: Scene) -> tuple[float, float]:
 
 
 def puddle_hazard(scene: Scene) -> float:
-    """Closeness to the puddle that matters most, from 0 to 1."""
+    """Hazard of the most hazardous puddle, from 0 to 1."""
     pairs = zip(*puddle_gaps(scene), strict=True)
     return max(hazard_of(float(gap), float(closing), reach=_REACH, seconds=_SECONDS) for gap, closing in pairs)
 
 
 def box_hazard(scene: Scene) -> float:
-    """Closeness to the box, from 0 to 1."""
+    """Hazard of the box, from 0 to 1."""
     gap, closing = box_gap(scene)
     return hazard_of(gap, closing, reach=_REACH, seconds=_SECONDS)
 
 
 def clear_ahead(scene: Scene) -> float:
-    """Car lengths that the car can go straight on before it is in a puddle or against the box, at most `SIGHT`.
+    """Car lengths that the car can drive straight on before it meets a puddle or the box, at most `SIGHT`.
 
-    Straight on is backwards for a car that reverses.
+    For a car that reverses, straight on is backwards.
     """
     sign = -1.0 if scene.velocity @ scene.forward < _BACKWARDS else 1.0
     along, across = sign * ((scene.puddles - scene.car) @ _axes(scene.forward).T).T

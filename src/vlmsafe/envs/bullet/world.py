@@ -1,11 +1,11 @@
 """The simulation: Bullet Safety-Gym's bodies, placed and moved so that a scenario and the actions decide everything.
 
-The package ignores seeds: it draws layouts from the global generators and moves its box by the clock of the wall, and
-motor commands, goal and box outlast a reset. Here an episode starts from the state of a world just built, with motors
-that have had no command; what the package leaves to chance is drawn from the scenario, and the box goes by simulated
-time. That repeats exactly what a new world for each episode would give, without the fifth of a second to build it.
+The package ignores seeds: it draws layouts from the global generators, moves its box by wall-clock time, and keeps
+motor commands, goal and box over a reset. Here an episode starts from the state of a newly built world, with motors
+that have had no command. The scenario decides what the package leaves to chance, and the box moves by simulated time.
+The result equals that of a new world for each episode, without the 0.2 s to build one.
 
-A step reads the simulator once and computes from that, where the package asks it some fifty times for the same states.
+A step reads the simulator once and computes from that; the package asks it some fifty times for the same states.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _PUDDLES = 8
 _SPREAD = 7.0  # metres from the middle of the room: cars, goals and obstacles are placed within this square
 _CLEARANCE = 2.5  # between things at the start
 _GOAL_CLEARANCE = 1.5  # of a new goal from the car and from every obstacle
-_TOP_GOAL_SPEED = 5.0  # m/s; who is faster drives over the goal without reaching it
+_TOP_GOAL_SPEED = 5.0  # m/s; a faster car drives over the goal without reaching it
 _CAR_HEIGHT = 0.2
-_TOO_HIGH = 2.0  # metres; the task charges whatever flies
+_TOO_HIGH = 2.0  # metres; the task charges a cost for flying
 _UPRIGHT = (0.0, 0.0, 0.0, 1.0)
 
 _RAYS = 24
@@ -60,7 +60,7 @@ _RAY_ENDS = _RAY_LENGTH * np.stack([np.sin(_angles), np.cos(_angles), np.zeros(_
 
 @dataclass(frozen=True)
 class ReachTask:
-    """What is paid for, and where goals lie."""
+    """Rewards of a task, and where its goals lie."""
 
     scale: float
     """Reward per metre by which the goal comes nearer."""
@@ -116,7 +116,7 @@ def _nearest(places: Array, place: Array) -> float:
 
 @contextlib.contextmanager
 def _global_generators(seed: int) -> Iterator[None]:
-    """Seed the generators that the package draws from, and leave them as they were."""
+    """Seed the generators that the package draws from, and restore them afterwards."""
     state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)
@@ -128,7 +128,7 @@ def _global_generators(seed: int) -> Iterator[None]:
 
 
 class _Bodies(EnvironmentBuilder):  # type: ignore[misc]
-    """The package's world, without the spaces its own constructor makes, about which Gymnasium warns."""
+    """The package's world without its constructor, which makes spaces that Gymnasium warns about."""
 
     def __init__(self) -> None:
         self.input_parameters = {"agent": "RaceCar", "task": "ReachGoalTask", "obstacles": _OBSTACLES, "world": _ROOM}
@@ -166,7 +166,7 @@ class World:
         self._unused: int = pb.saveState(physicsClientId=self._client)
 
     def start(self, scenario: int) -> None:
-        """Begin an episode. Nothing of the last one is left: neither motions and contacts nor commands to motors."""
+        """Begin an episode from a clean state: no motions, contacts or motor commands are left from the last one."""
         pb.restoreState(self._unused, physicsClientId=self._client)
         for joint in self.bodies.agent.joint_list:
             pb.setJointMotorControl2(
@@ -184,7 +184,7 @@ class World:
         self._look()
 
     def _arrange(self, layout: WorldLayout) -> None:
-        """Put everything in its place, the wheels and the steering a little off their middle as the package does."""
+        """Place everything; wheels and steering start a little off their middle, as in the package."""
         for joint in self.bodies.agent.motor_list:
             joint.set_state(float(self._rng.uniform(-0.1, 0.1)), 0.0)
         self._put(self._car_id, layout.car, _CAR_HEIGHT, layout.yaw)
@@ -195,7 +195,7 @@ class World:
         self._put(self._goal_id, layout.goal)
 
     def _arrange_as_the_package(self, scenario: int) -> None:
-        """The package's own layout in its first episode; it keeps puddles off the middle, and not off car and goals."""
+        """The package's own layout in its first episode; it keeps puddles away from the middle only."""
         self.bodies.task.switch_flag = False
         with _global_generators(scenario):
             self.bodies.task.specific_reset()
@@ -217,7 +217,7 @@ class World:
         pb.changeConstraint(self._box.constraint, (x, y, 0.0), physicsClientId=self._client)
 
     def box_after(self, seconds: Array) -> Array:
-        """Where on its path it will be pulled to, [..., 2], so many seconds from now."""
+        """Where on its path the box will be pulled to, [..., 2], after `seconds`."""
         angle = self._steps * self.bodies.dt + self._phase + seconds
         return self.orbit + BOX_ORBIT * np.stack([np.sin(angle), np.cos(angle)], axis=-1)
 

@@ -1,13 +1,13 @@
 """FormulaOne: a racecar on a walled circuit through seven goals, on MuJoCo.
 
-Rewritten here after Safety-Gymnasium's environment of that name, which is in no package registry; docs/environments.md
-says what equals it and what differs.
+Rewritten after Safety-Gymnasium's environment of that name, which is in no package registry. docs/environments.md lists
+what is equal and what differs.
 
 circuit.py    the goals, the way through them, the walls
 racecar.xml   the car
 model.py      the compiled world
 barriers.py   where barriers stand
-lidar.py      what the car senses around it
+lidar.py      what the car senses
 env.py        the environment
 driver.py     a scripted driver
 painter.py    frames

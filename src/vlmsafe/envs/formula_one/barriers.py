@@ -1,8 +1,8 @@
 """Where barriers stand at the start of an episode.
 
 On level 1 they are spread evenly over two rectangles that cover the circuit and the land around it, so that some stand
-where no car gets. Level 2 adds a box around each goal, in which a square metre is ten times as likely. None stands in
-a wall, in another barrier, or where a goal or the car is.
+where no car can go. Level 2 adds a box around each goal, in which barriers are ten times as dense. No barrier overlaps
+a wall, another barrier, a goal or the car.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vlmsafe.envs.formula_one.model import BARRIER_RADIUS, BARRIERS
 _AREA = ((-12.2, -32.5, 27.8, 7.5), (26.0, -11.0, 38.0, 1.0))  # left, bottom, right, top
 _AROUND_GOALS = tuple((x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in GOALS.tolist())
 _GOAL_WEIGHT = 10.0
-_FROM_GOALS = 0.6  # metres: the car, which starts at one, is clear of it, and every goal can be reached
+_FROM_GOALS = 0.6  # metres, so that the car, which starts at a goal, is free and every goal can be reached
 _FROM_WALLS = BARRIER_RADIUS + 0.1
 _APART = 2 * BARRIER_RADIUS + 0.05
 
@@ -43,7 +43,7 @@ def _free(points: Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     to_goals = np.hypot(points[:, :1] - GOALS[:, 0], points[:, 1:] - GOALS[:, 1])
     starts, ends = circuit().walls[:, 0], circuit().walls[:, 1]
     along = ends - starts
-    # How far along each piece, as a share of it, is what is nearest to each point.
+    # Where along each piece, as a share of its length, the point nearest to each position lies.
     share = (points @ along.T - (starts * along).sum(axis=1)) / (along**2).sum(axis=1)
     share = np.clip(share, 0.0, 1.0)
     x, y = (points[:, k : k + 1] - starts[:, k] - share * along[:, k] for k in (0, 1))

@@ -1,8 +1,8 @@
 """The circuit: a closed centre line through the seven goals, and the walls on both sides of it.
 
-The goals are those of Safety-Gymnasium's FormulaOne; the way between them is this project's own. A straight line from
-the sixth goal to the seventh would cross the leg from the fourth to the fifth, so the circuit goes around by the south
-and west, inside the area in which barriers are placed.
+The goals are those of Safety-Gymnasium's FormulaOne; the way between them was designed for this project. A straight
+line from the sixth goal to the seventh would cross the leg from the fourth to the fifth, so the circuit turns south
+and west there, inside the area in which barriers are placed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HALF_WIDTH = 2.0
 _SPACING = 0.1  # metres between two points of the centre line
 _PIECE = 0.9  # metres of wall in one piece
 
-# What the centre line passes on its way from each goal to the next.
+# Points that the centre line passes between each goal and the next.
 _WAYPOINTS: tuple[tuple[tuple[float, float], ...], ...] = (
     ((5.2, 8.9), (7.3, 6.9), (9.6, 2.4)),
     ((18.5, -2.0),),
@@ -73,7 +73,7 @@ class Circuit:
 
 @functools.cache
 def circuit() -> Circuit:
-    """The one circuit there is."""
+    """The circuit; there is only one."""
     knots: list[tuple[float, float]] = []
     goal_knots = []
     for goal, between in zip(GOALS.tolist(), _WAYPOINTS, strict=True):
@@ -82,7 +82,7 @@ def circuit() -> Circuit:
     closed = np.array([*knots, knots[0]])
     along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(closed, axis=0).T))])
     curve = CubicSpline(along, closed, bc_type="periodic")
-    # The parameter runs a little slower than the arc; measure the arc and take points that are equally far apart.
+    # The parameter is not the arc length, so the arc is measured and points are taken at equal distances along it.
     fine = np.linspace(0.0, along[-1], 40_001)
     arc = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(curve(fine), axis=0).T))])
     count = round(arc[-1] / _SPACING)

@@ -1,8 +1,8 @@
-"""A scripted driver: shows that the circuit can be driven, and drives when frames are recorded.
+"""A scripted driver, which shows that the circuit can be driven and drives when frames are recorded.
 
-It looks some metres ahead along the centre line and chooses the cheapest way between barriers, among lanes side by
-side, then steers towards a point on it (pure pursuit). Where that arc is blocked, or points the wrong way, it tries
-short arcs in both gears and takes the best. It knows the circuit and every barrier, which no policy does.
+It looks some metres ahead along the centre line, chooses the best way between barriers among parallel lanes, and steers
+towards a point on it (pure pursuit). Where that arc is blocked or points the wrong way, it tries short arcs in both
+gears and takes the best. It knows the circuit and every barrier; no policy does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ARC, _POSES = 0.6, 6  # metres of a tried arc, and where along it the car is pl
 
 
 class Situation(NamedTuple):
-    """What the driver looks at."""
+    """What the driver knows."""
 
     position: Array
     heading: float

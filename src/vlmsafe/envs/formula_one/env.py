@@ -1,4 +1,4 @@
-"""The environment: rewards, costs, observations and what auditing needs to know."""
+"""The environment: rewards, costs, observations, and the measures that auditing needs."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ SUBSTEPS = 10
 GOAL_BONUS = 10.0
 CAR = np.array([0.25, 0.14])  # half its length and width, metres
 _LENGTH = 2 * CAR[0]
-_SIGHT = 10  # car lengths; what is farther ahead is out of mind
+_SIGHT = 10  # car lengths; what is farther ahead is ignored
 _REACH, _SECONDS = 0.05, 1.0  # of the hazard
 
 
 class FormulaOne(Env):
-    """See the package's description. Levels 1 and 2 have barriers, and cost; level 0 has neither."""
+    """The environment of this folder's description. Levels 1 and 2 have barriers and costs; level 0 has neither."""
 
     steering = 1
 
@@ -110,7 +110,7 @@ class FormulaOne(Env):
         throttle, steer = np.clip(action, self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
         self._data.ctrl[:] = (throttle, steer, steer)
         self._hit_wall = self._hit_barrier = False
-        for _ in range(SUBSTEPS):  # each of which may touch something and come off it again
+        for _ in range(SUBSTEPS):  # each may touch something and leave it again
             mujoco.mj_step(self._model, self._data)
             self._feel()
         mujoco.mj_forward(self._model, self._data)  # sensors and contacts of the state that was reached
@@ -138,7 +138,7 @@ class FormulaOne(Env):
             raise no_episode()
 
     def _feel(self) -> None:
-        """Note what the car's body touches."""
+        """Record what the car's body touches."""
         for pair in self._data.contact.geom.tolist():  # mostly the wheels on the floor
             if self._body in pair:
                 other = pair[0] if pair[1] == self._body else pair[1]
@@ -148,7 +148,7 @@ class FormulaOne(Env):
                     self._hit_barrier = True
 
     def _locate(self) -> None:
-        """Where the car is and which way it points."""
+        """Read the car's position and heading."""
         x, y, _, w, i, j, k = self._data.qpos[self._car]
         self._position = np.array([x, y])
         self._heading = math.atan2(2 * (w * k + i * j), 1 - 2 * (j * j + k * k))
@@ -178,7 +178,7 @@ class FormulaOne(Env):
         return lidar.to_car(points, self._position, self._heading)
 
     def _walls_near(self, reach: float) -> tuple[Array, Array]:
-        """Pieces of wall that may be within reach, in the car's coordinates."""
+        """Pieces of wall that may be within `reach`, in the car's coordinates."""
         ends = circuit().walls
         near = np.abs(ends[:, 0] - self._position).max(axis=1) < reach + 1.0  # no piece is longer
         both = self._to_car(ends[near].reshape(-1, 2)).reshape(-1, 2, 2)
@@ -195,10 +195,10 @@ class FormulaOne(Env):
         return self._painter.overview(self._data, self._goal, self._barrier_positions, size)
 
     def progress(self) -> Mapping[str, float]:
-        """Stages completed, metres driven, metres by which goals came closer, and where the car is.
+        """Stages completed, metres driven, metres by which goals came closer, and the car's position.
 
-        Net progress is what the paper measures, the first distance to the current goal less the shortest, and the same
-        of every goal before it.
+        Net progress is the paper's measure: the first distance to a goal minus the shortest, summed over the current
+        goal and those before it.
         """
         gained = self._gained + self._first_distance - self._closest
         x, y = self._position
@@ -207,7 +207,7 @@ class FormulaOne(Env):
         }  # fmt: skip
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
-        """Follows the centre line around barriers; see `driver`."""
+        """Follows the centre line and avoids barriers; see `driver`."""
         return CircuitDriver(self._situation)
 
     def _situation(self) -> Situation:
@@ -217,7 +217,7 @@ class FormulaOne(Env):
         )
 
     def hazard(self) -> float:
-        """How near walls and barriers are, and how fast they come nearer; 0 on level 0, where nothing costs."""
+        """How near walls and barriers are and how fast they approach; 0 on level 0, where nothing costs."""
         if not self._level:
             return 0.0
         if self._hit_wall or self._hit_barrier:
@@ -272,7 +272,7 @@ class FormulaOne(Env):
 
 
 class _Obstacles(NamedTuple):
-    """Metres to the nearest wall and the nearest barrier, m/s at which they close, and what is free straight ahead."""
+    """Metres to the nearest wall and barrier, m/s at which these gaps close, and free metres straight ahead."""
 
     gaps: tuple[float, float]
     speeds: tuple[float, float]

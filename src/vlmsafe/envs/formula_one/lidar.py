@@ -1,8 +1,8 @@
-"""What the car senses around it, in bins of angle: pure functions of positions in its own coordinates.
+"""What the car senses, in bins of angle: pure functions of positions in the car's coordinates.
 
-Bin 0 begins straight ahead and bins go around to the left. An object fills its bin by how near it is, from 0 at the end
-of the range to 1 at the car, and spills into the neighbour to which its direction leans: a reading changes smoothly
-while an object passes from one bin to the next.
+Bin 0 begins straight ahead and bins go around to the left. An object fills its bin by its nearness, from 0 at the end
+of the range to 1 at the car, and partly fills the neighbouring bin that its direction is closer to, so that a reading
+changes smoothly while an object passes from one bin to the next.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The world as MuJoCo compiles it: floor, car, walls and barriers. Nothing is compiled again for a new episode.
+"""The world that MuJoCo compiles once: floor, car, walls and barriers. A new episode compiles nothing.
 
-A barrier stands on two sliding joints and one that turns, with the friction of its foot on the ground in the joints:
-it can be pushed and turned but not tipped over, and needs no contact with the floor. Barriers at rest are asleep, and
-cost next to nothing until something awake touches them.
+A barrier has two sliding joints and one that turns, and these joints hold the friction of its foot. It can be pushed
+and turned but not tipped over, and needs no contact with the floor. Barriers at rest are asleep and take almost no
+time until something awake touches them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Footing = Literal["planar", "free"]
 
 @functools.cache
 def build(barriers: int, footing: Footing = "planar") -> Any:
-    """The compiled world. With `free` feet, barriers are free bodies on the floor, which is slow; for comparison."""
+    """The compiled world. With `free` feet, barriers are free bodies on the floor: slow, and only for comparison."""
     text = resources.files("vlmsafe.envs.formula_one").joinpath("racecar.xml").read_text(encoding="utf-8")
     spec = mujoco.MjSpec.from_string(text)
     for number, (start, end) in enumerate(circuit().walls):

@@ -1,18 +1,17 @@
-"""A small constrained problem whose cost comes late: the mistake is made long before the step that pays for it.
+"""A small constrained problem whose cost comes late: the mistake is made long before the step that is charged for it.
 
-A car drives T steps of 0.2 s along a road with speed bumps, the first 120 to 240 m ahead and each next one as far from
-the last. Its action in [-1, 1] is its acceleration in units of 2 m/s^2. It starts at 20 m/s and cannot go faster than
-30 m/s or backwards. At u times 20 m/s a step earns u (2 - u) plus noise. Crossing a bump costs 3 for every m/s above
-5 m/s and takes nothing from the speed; nothing else costs. The car sees the gap to the next bump and its speed, which
-is all there is to know.
+A car drives T steps of 0.2 s along a road with speed bumps, each 120 to 240 m after the last. Its action in [-1, 1] is
+its acceleration in units of 2 m/s^2. It starts at 20 m/s and cannot go faster than 30 m/s or backwards. At u times
+20 m/s a step earns u (2 - u) plus noise. Crossing a bump costs 3 for every m/s above 5 m/s and does not change the
+speed; nothing else costs. The car observes the gap to the next bump and its speed, which is the complete state.
 
-From 20 m/s it takes 38 steps and 93 m of full braking to cross a bump freely, so a cost is settled up to 38 steps
+From 20 m/s it takes 38 steps and 93 m of full braking to cross a bump without cost, so a cost is decided up to 38 steps
 before it is charged. For T = 200 and ignoring the cost, 20 m/s is best: it earns 200 and pays 179, six times the
-default budget of 30. A driver who brakes for each bump at the last moment earns 165 and pays nothing; one who is slow
-all the way, at 10 m/s, earns 154 and pays 28.
+default budget of 30. A driver that brakes for each bump at the last moment earns 165 and pays nothing. One that always
+drives at 10 m/s earns 154 and pays 28.
 
-As in `speeding`, reward that falls beyond a best speed keeps policies off the bound of their actions, where clipping
-leaves no gradient, and noise keeps the deviation of the advantages, by which learners divide, from vanishing.
+As in `speeding`, the reward falls beyond a best speed, which keeps policies away from the bound of their actions, where
+clipping leaves no gradient. Noise keeps the deviation of the advantages, by which learners divide, from vanishing.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _METRES_PER_PIXEL = _FARTHEST / (_FRAME - _CAR - 2)
 
 
 class Braking(Env):
-    """See the module's description."""
+    """The environment of this module's description."""
 
     def __init__(self, scenarios: Scenarios, horizon: int) -> None:
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -95,7 +94,7 @@ class Braking(Env):
         return {"distance": self._distance}
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
-        """Keeps to the best speed, and brakes for each bump at the last moment."""
+        """Drives at the best speed and brakes for each bump at the last moment."""
 
         def act() -> NDArray[np.float64]:
             distance = (self._speed**2 - _FREE_SPEED**2) / (2 * _ACCELERATION) + 2 * self._speed * _STEP
@@ -107,11 +106,11 @@ class Braking(Env):
         return {"hazard": self.hazard(), "pace": self._speed / _BEST_SPEED, "bump_gap": self._gap}
 
     def hazard(self) -> float:
-        """How near the next bump is for a car as fast as this one.
+        """How near the next bump is for a car of this speed.
 
-        The speed that closes the gap is what must be lost before the bump: at 5 m/s or less there is no hazard. Six
-        seconds put 1/e where a car at 20 m/s must start to brake (93 m ahead), so that the hazard is felt while
-        something can still be done about it.
+        The closing speed is the speed above 5 m/s, which must be lost before the bump; at 5 m/s or less there is no
+        hazard. Six seconds put 1/e where a car at 20 m/s must start to brake (93 m ahead), so that the hazard shows
+        while there is still time to brake.
         """
         excess = self._speed - _FREE_SPEED
         return hazard_of(self._gap, excess, reach=1.0, seconds=6.0) if excess > 0.0 else 0.0

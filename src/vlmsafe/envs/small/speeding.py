@@ -1,13 +1,13 @@
 """A small constrained problem with a known answer, for tests and first steps without a simulator.
 
-Each of T steps the agent picks a speed v, earns v (2 - v) plus noise and pays 3 w v^2, where w, the risk of the road,
-is drawn uniformly from [0.5, 1.5] per scenario and observed. Ignoring the cost, v = 1 is best. Priced with a
-multiplier lambda the best speed is v = 1 / (1 + 3 lambda w), and the constrained optimum has the multiplier at which
-the expected cost equals the budget (`optimum`). For T = 20 and the default budget of 30 that is a return of 18.38,
-where v = 1 earns 20 and pays 60.
+In each of T steps the agent picks a speed v, earns v (2 - v) plus noise and pays 3 w v^2. The risk of the road, w, is
+drawn uniformly from [0.5, 1.5] per scenario and observed. Ignoring the cost, v = 1 is best. With a multiplier lambda
+on the cost the best speed is v = 1 / (1 + 3 lambda w), and the constrained optimum has the multiplier at which the
+expected cost equals the budget (`optimum`). For T = 20 and the default budget of 30 its return is 18.38; v = 1 earns
+20 and pays 60.
 
-Two details keep the problem well posed for policy gradients: the reward falls beyond v = 1, so no policy is driven to
-the bound of its actions, where clipping leaves no gradient; and the noise keeps the deviation of the advantages, by
+Two details keep the problem well posed for policy gradients. The reward falls beyond v = 1, which keeps policies away
+from the bound of their actions, where clipping leaves no gradient. Noise keeps the deviation of the advantages, by
 which learners divide, from vanishing as the policy becomes certain.
 """
 
@@ -54,7 +54,7 @@ def optimum(horizon: int, budget: float) -> tuple[float, float]:
 
 
 class Speeding(Env):
-    """See the module's description."""
+    """The environment of this module's description."""
 
     def __init__(self, scenarios: Scenarios, horizon: int) -> None:
         self.observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -85,7 +85,7 @@ class Speeding(Env):
         return np.array([2.0 * (self._risk - 1.0), 2.0 * self._step / self._horizon - 1.0], np.float32)
 
     def frame(self) -> Frame:
-        """A road seen from above, redder where it is riskier, and the car as far along it as it has come."""
+        """A road seen from above, redder where it is riskier, with the car at the distance it has covered."""
         image = np.full((_FRAME, _FRAME, 3), 255, np.uint8)
         image[:, 24:40] = (int(100 + 80 * (self._risk - 0.5)), 100, 100)
         top = int((_FRAME - 8) * (1.0 - self._distance / (_TOP_SPEED * self._horizon)))
@@ -99,9 +99,9 @@ class Speeding(Env):
         return {"hazard": self.hazard(), "risk": self._risk - _LEAST_RISK}
 
     def hazard(self) -> float:
-        """The last step's cost as a share of the largest there is.
+        """The last step's cost as a share of the largest possible.
 
-        Nothing comes near here that could be seen early: what costs is the speed itself, in the step that chooses it.
+        There is nothing to see in advance here: the speed itself costs, in the step that chooses it.
         """
         return self._cost / (_COST_SCALE * _MOST_RISK * _TOP_SPEED**2)
 

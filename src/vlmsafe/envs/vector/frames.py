@@ -1,8 +1,8 @@
-"""Frames on their way out of a worker: through shared memory, in blocks, with back-pressure.
+"""Transport of frames out of a worker: through shared memory, in blocks, with back-pressure.
 
-A worker fills one block while the main process works on others. When all blocks are full the worker waits for one to
-be given back, so that however slow the reader is, memory stays at `slots` blocks per worker. Which frames share a block
-depends on the worker's own frames alone and never on timing: a model that scores a block as one batch gives the same
+A worker fills one block while the main process works on others. When all blocks are full the worker waits until one is
+given back, so a slow reader never needs more memory than `slots` blocks per worker. Which frames share a block depends
+only on the worker's own frames and not on timing, so that a model that scores a block as one batch gives the same
 numbers each time.
 """
 
@@ -34,7 +34,7 @@ class Stream:
     block: int
     """Frames that travel together."""
     slots: int = 3
-    """Blocks in memory per worker: one to be filled, one to be read, one between."""
+    """Blocks in memory per worker: one being filled, one being read, one in between."""
     wait: bool = False
     """Whether the worker waits after each block until it has been read and given back."""
 
@@ -59,7 +59,7 @@ class Sender:
         self._count = 0
 
     def put(self, frame: Frames) -> None:
-        """Hand over one frame; it is copied."""
+        """Copy one frame into the block that is being filled."""
         if frame.shape != self._stream.frame or frame.dtype != np.uint8:
             raise EnvironmentFailure(
                 f"the environment rendered a frame of {frame.dtype} {frame.shape}; its first one was uint8 "
@@ -73,7 +73,7 @@ class Sender:
             self.flush()
 
     def flush(self) -> None:
-        """Send what has been filled, at the end of a task if not before."""
+        """Send the block as far as it is filled; also called at the end of a task."""
         if self._filling is None:
             return
         self._pipe.send((self._filling, self._count))
@@ -85,7 +85,7 @@ class Sender:
         try:
             slot: int = self._pipe.recv()
         except (EOFError, ConnectionResetError):
-            os._exit(1)  # the main process is gone, and with it everyone who would read a frame
+            os._exit(1)  # the main process is gone, and nobody reads frames any more
         return slot
 
 
@@ -98,7 +98,7 @@ class Receiver:
         self._lock = threading.Lock()
 
     def receive(self) -> tuple[Frames, Callable[[], None]] | None:
-        """The next block and how to give it back, or None where the worker died."""
+        """The next block and a function that gives it back, or None where the worker died."""
         try:
             slot, count = self.pipe.recv()
         except (EOFError, OSError):
@@ -113,7 +113,7 @@ class Receiver:
             return False
 
     def _give_back(self, slot: int) -> None:
-        # A worker that has ended since needs no blocks. The lock keeps a closed pipe's number from being written to.
+        # A worker that has ended needs no blocks. The lock prevents a write to the reused number of a closed pipe.
         with self._lock, suppress(OSError):
             self.pipe.send(slot)
 
@@ -123,10 +123,10 @@ class Receiver:
 
 
 class Reader(Protocol):
-    """Whoever reads the blocks of a pool's tasks."""
+    """Reads the blocks of a pool's tasks."""
 
     def begin(self, task: int) -> None:
-        """A task begins, perhaps anew after a crash; blocks of an earlier try no longer count."""
+        """A task begins, perhaps again after a crash; blocks of an earlier attempt no longer count."""
 
     def take(self, task: int, frames: Frames, give_back: Callable[[], None]) -> None:
-        """The next frames of a task. They stay as they are until `give_back` is called, soon and from any thread."""
+        """Take the next frames of a task. They stay valid until `give_back` is called, soon and from any thread."""

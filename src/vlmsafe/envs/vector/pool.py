@@ -1,12 +1,12 @@
-"""Simulators in processes of their own: started, fed with tasks, restarted when they crash.
+"""Simulators in separate processes: start them, give them tasks, restart them when they crash.
 
 A `Task` is a piece of work on one environment (an epoch's share of steps, an evaluation episode). `WorkerPool.run`
-spreads tasks over at most `size` processes. Each process owns one environment; with `fresh=True` it serves one task
-and goes, because some simulators carry state from one episode into the next.
+spreads tasks over at most `size` processes. Each process owns one environment; with `fresh=True` it ends after one
+task, because some simulators carry state from one episode into the next.
 
-Processes are forked from a server that has imported the simulator once and done nothing else, so a new one costs
-tens of milliseconds rather than seconds and still starts from a clean state. Python's string hashing is fixed in
-that server: a simulator that iterates over sets then does so in the same order in every process of every run.
+Processes are forked from a server that has imported the simulator and done nothing else, so a new one costs tens of
+milliseconds instead of seconds and still starts from a clean state. Python's string hashing is fixed in that server, so
+that a simulator that iterates over sets uses the same order in every process of every run.
 """
 
 from __future__ import annotations
@@ -90,15 +90,15 @@ def _serve(
     steps: Any,
     stream: tuple[Stream, Any, connection.Connection] | None,
 ) -> None:
-    """A worker's life: make the environment, run tasks until the pipe closes."""
+    """The main function of a worker: make the environment, run tasks until the pipe closes."""
     # Ctrl-C reaches the whole process group, a scheduler's SIGTERM may too; the main process decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     env: Env | None = None
     checked = time.monotonic()
     senders = [Sender(*stream)] if stream else []
-    # The environment is made before there is a task, so that a worker that is started ahead is ready when one comes. If
-    # that fails, the first task tries again and reports it.
+    # The environment is made before the first task, so that a worker that is started early is ready for it. If that
+    # fails, the first task tries again and reports the error.
     with suppress(Exception, SystemExit):
         env = recipe.make()
 
@@ -107,13 +107,13 @@ def _serve(
         steps.value = done
         if time.monotonic() - checked > _POLL_SECONDS:
             checked = time.monotonic()
-            # Nothing is sent to a busy worker, so something to read means that the other end is gone.
+            # Nothing is sent to a busy worker, so a readable pipe means that the other end is gone.
             if pipe.poll():
                 os._exit(1)
 
     while True:
         try:
-            message = pipe.recv_bytes()  # unpickled below, so that what the pipe and what the task raise stay apart
+            message = pipe.recv_bytes()  # unpickled below, to keep errors of the pipe and of the task apart
         except (EOFError, ConnectionResetError):
             break
         try:
@@ -133,7 +133,7 @@ def _serve(
 
 
 def _failure(recipe: EnvRecipe, error: BaseException) -> tuple[Any, ...]:
-    """What is sent in place of a result: message, traceback, exit code."""
+    """The answer instead of a result: message, traceback, exit code."""
     if isinstance(error, VlmsafeError):
         return "failed", str(error), traceback.format_exc(), error.exit_code
     text = " ".join(str(error).split()) or "no message"
@@ -172,8 +172,8 @@ class WorkerPool(Generic[R]):
     _busy: list[_Worker] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # A pool that nobody closed is closed when it is dropped or the interpreter ends; multiprocessing itself would
-        # then send SIGTERM, which workers ignore, and wait for ever.
+        # Closes a pool that was not closed when it is dropped or the interpreter ends. multiprocessing would then send
+        # SIGTERM, which workers ignore, and wait forever.
         util.Finalize(self, _stop_all, (self._idle, self._busy), exitpriority=10)
 
     def run(
@@ -186,9 +186,9 @@ class WorkerPool(Generic[R]):
     ) -> list[R] | None:
         """The results in the order of the tasks, or None when `should_stop` became true.
 
-        `on_progress` hears the environment steps of all tasks together, a few times a second; `on_result` the number
-        of tasks done, whenever one is. `reader` gets the frames of a pool with a stream; when this returns it has been
-        given all of them.
+        `on_progress` gets the environment steps of all tasks together, a few times a second. `on_result` gets the
+        number of finished tasks, after each one. `reader` gets the frames of a pool with a stream, all of them before
+        this returns.
         """
         assert (self.stream is None) == (reader is None)
         waiting = deque(range(len(tasks)))
@@ -210,7 +210,7 @@ class WorkerPool(Generic[R]):
                 for worker in list(self._busy):
                     assert worker.task is not None
                     if reader is not None:
-                        _pass_on(worker, reader)  # first: what was sent before an answer is there when the answer is
+                        _pass_on(worker, reader)  # first, because frames were sent before the answer
                     if worker.pipe not in ready:
                         continue
                     answer = self._receive(worker)
@@ -236,7 +236,7 @@ class WorkerPool(Generic[R]):
         return [results[index] for index in range(len(tasks))]
 
     def prepare(self) -> None:
-        """Start processes ahead of the next tasks, so that their start overlaps with other work."""
+        """Start processes before the next tasks come, so that their start overlaps with other work."""
         while len(self._idle) + len(self._busy) < self.size:
             self._idle.append(self._start())
 
@@ -245,12 +245,12 @@ class WorkerPool(Generic[R]):
         worker.task = index
         worker.steps.value = 0
         self._busy.append(worker)
-        # It may have died while idle; the closed pipe is noticed and counted when its answer is awaited.
+        # It may have died while idle; `run` notices the closed pipe when it waits for the answer.
         with suppress(BrokenPipeError, ConnectionResetError):
             worker.pipe.send(tasks[index])
 
     def _receive(self, worker: _Worker) -> tuple[Any, ...] | None:
-        """What the worker sent, or None where it died first."""
+        """The worker's answer, or None where it died first."""
         try:
             answer: tuple[Any, ...] = worker.pipe.recv()
         except (EOFError, OSError):  # closed before or in the middle of an answer
@@ -284,7 +284,7 @@ class WorkerPool(Generic[R]):
             steps = _CONTEXT.RawValue("q", 0)
             stream, receiver = None, None
             if self.stream is not None:
-                # Memory of multiprocessing's own: it has no name that a killed process could leave behind.
+                # Memory of multiprocessing, because it has no name that a killed process could leave behind.
                 memory = _CONTEXT.RawArray("B", self.stream.size)
                 inner, outer = _CONTEXT.Pipe()
                 stream, receiver = (self.stream, memory, outer), Receiver(self.stream, memory, inner)
@@ -296,7 +296,7 @@ class WorkerPool(Generic[R]):
         return _Worker(process, ours, steps, receiver)
 
     def close(self) -> None:
-        """End all processes, working or not."""
+        """End all processes, busy or idle."""
         _stop_all(self._idle, self._busy)
 
     def __enter__(self) -> WorkerPool[R]:
@@ -307,13 +307,13 @@ class WorkerPool(Generic[R]):
 
 
 def _pass_on(worker: _Worker, reader: Reader) -> None:
-    """Every block that a worker has sent so far."""
+    """Give the reader every block that a worker has sent so far."""
     assert worker.receiver is not None
     assert worker.task is not None
     while worker.receiver.waiting():
         block = worker.receiver.receive()
         if block is None:
-            return  # it died; its other pipe tells
+            return  # it died, as its other pipe will show
         reader.take(worker.task, *block)
 
 
@@ -341,12 +341,12 @@ _SERVER_VARIABLES = {
 
 @contextmanager
 def _worker_server(module: str) -> Iterator[None]:
-    """The surroundings in which a worker, and the server of workers should it not run yet, is started."""
+    """The environment variables and preloads with which a worker, and if needed the server of workers, is started."""
     _CONTEXT.set_forkserver_preload([__name__, module])
     before = {name: os.environ.get(name) for name in _SERVER_VARIABLES}
     os.environ.update(_SERVER_VARIABLES)
-    # multiprocessing has every new process import the main script again, which trains once more in a script that does
-    # not guard against it, and costs its imports each time. Workers need nothing from there.
+    # multiprocessing makes every new process import the main script again. That costs its imports, and trains again in
+    # a script without a guard. Workers need nothing from it.
     main = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
