@@ -36,7 +36,7 @@ STUDY = """\
 name: speeding
 question: Does the oracle lower the cost?
 environments: [speeding]
-seeds: [1, 2, 3, 4]
+seeds: [1, 2, 3]
 total_steps: 16000
 settings: {steps_per_epoch: 400, learner.update_iters: 2, checkpoint.every: 5}
 arms:
@@ -71,12 +71,12 @@ def cluster():
 def test_a_study_that_loses_one_of_two_nodes_half_way_equals_one_that_was_left_alone(tmp_path, cluster):
     study = parse_study(STUDY, "speeding.yaml")
     whole, disturbed = tmp_path / "whole" / "speeding", tmp_path / "runs" / "speeding"
-    assert len(execute(study, whole, InProcess()).done) == 8
+    assert len(execute(study, whole, InProcess()).done) == 6
     second = patiently(lambda: cluster.add_node(**NODE))
     specs, killed = study.expand(disturbed), []
 
     def kill_half_way() -> None:
-        if killed or sum(glance(spec).epochs for spec in specs) < 4 * EPOCHS:
+        if killed or sum(glance(spec).epochs for spec in specs) < 3 * EPOCHS:
             return
         running = now_on(disturbed, second.node_id)
         if running:
@@ -91,7 +91,7 @@ def test_a_study_that_loses_one_of_two_nodes_half_way_equals_one_that_was_left_a
         launcher.close()
     assert killed
     assert not outcome.failed
-    assert len(outcome.done) == 8
+    assert len(outcome.done) == 6
     rows = read_rows(disturbed / JOURNAL)
     assert {row["run"] for row in rows if row["what"] == "lost"} == set(killed)
     assert len({row["node"] for row in rows if row["what"] == "began"}) == 2
@@ -391,7 +391,7 @@ class NoGpus(InProcess):
 
 
 def test_runs_that_wait_for_a_gpu_let_the_others_of_a_study_begin(tmp_path):
-    study, launcher = parse_study(STUDY.replace("16000", "800").replace("[1, 2, 3, 4]", "[1, 2]"), ""), NoGpus()
+    study, launcher = parse_study(STUDY.replace("16000", "800").replace("[1, 2, 3]", "[1, 2]"), ""), NoGpus()
     outcome = execute(study, tmp_path / "speeding", launcher, gpus=lambda spec: float(spec.arm == "ppo-lag"))
     assert len(outcome.done) == 4
     trained = [words[words.index("--run-dir") + 1] for words in launcher.launched if words[0] == "train"]
@@ -427,7 +427,7 @@ def test_patience_must_be_a_time(patience):
 
 
 def test_ctrl_c_saves_what_is_running_on_a_local_ray_and_the_same_command_goes_on(tmp_path):
-    (tmp_path / "speeding.yaml").write_text(STUDY.replace("16000", "400000").replace("[1, 2, 3, 4]", "[1, 2]"))
+    (tmp_path / "speeding.yaml").write_text(STUDY.replace("16000", "400000").replace("[1, 2, 3]", "[1, 2]"))
     words = [sys.executable, "-m", "vlmsafe", "study", "run", "speeding.yaml", "--launcher", "ray", "--cores", "2"]
     specs = parse_study((tmp_path / "speeding.yaml").read_text(), "").expand(tmp_path / "runs" / "speeding")
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
