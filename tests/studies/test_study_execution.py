@@ -141,7 +141,7 @@ def test_a_missing_or_damaged_trace_is_made_again(folder):
     trace.write_bytes(b"not a table")
     outcome = run(study(), folder)
     assert list(outcome.failed) == ["speeding/oracle/seed-1"]
-    assert "remove it, and it is made again" in outcome.failed["speeding/oracle/seed-1"]
+    assert "move it away and make it again with: vlmsafe trace" in outcome.failed["speeding/oracle/seed-1"]
 
 
 @pytest.mark.parametrize(("old", "new"), [("total_steps: 80", "total_steps: 120"), ("scorer: oracle", "scorer: noise")])
