@@ -3,11 +3,12 @@
 import pytest
 from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
-from vlmsafe.report.charts.build import build_chart
+from vlmsafe.report.build import build_chart
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.elements import Axis, Chart, Dots, Missing, Panel, Rule
+from vlmsafe.report.kinds import FIGURES
 from vlmsafe.report.render.pictures import chart_svg
-from vlmsafe.report.request import FIGURES, Entry, StudyInfo
+from vlmsafe.report.request import Entry, StudyInfo
 
 LONG = "an-arm-with-a-name-that-somebody-typed-without-a-thought-for-figures"
 

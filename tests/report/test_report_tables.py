@@ -2,13 +2,14 @@
 
 import csv
 import io
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 import pytest
 from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study
 
-from vlmsafe.report import dataset as dataset_module
+from vlmsafe.report.build import build_table
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.elements import (
     Cell,
@@ -16,6 +17,7 @@ from vlmsafe.report.elements import (
     Missing,
     Table,
 )
+from vlmsafe.report.kinds import TABLES
 from vlmsafe.report.render.cell_text import cell_text, number_text
 from vlmsafe.report.render.files import (
     latex,
@@ -23,9 +25,8 @@ from vlmsafe.report.render.files import (
     table_latex,
     table_markdown,
 )
-from vlmsafe.report.request import TABLES, Entry, StudyInfo
+from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo
 from vlmsafe.report.tables import paper
-from vlmsafe.report.tables.build import build_table
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +126,8 @@ def test_tables_of_traces_keep_to_the_arms_that_are_asked_for(study):
     assert isinstance(build_table(study, Entry("gate", source="paper")), Missing)
 
 
-def test_of_many_traced_episodes_as_many_of_every_run_are_taken(study, monkeypatch):
-    monkeypatch.setattr(dataset_module, "TRACED", 8)
-    steps = study.traces("metadrive-easy")
+def test_of_many_traced_episodes_as_many_of_every_run_are_taken(study):
+    steps = replace(study, options=AnalysisOptions(episodes=8)).traces("metadrive-easy")
     counts = steps.group_by("run").agg(pl.col("episode").n_unique())["episode"].to_list()
     assert counts == [2, 2, 2, 2]
 

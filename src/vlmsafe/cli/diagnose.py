@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
 from vlmsafe.cli.terminal import err, out, parse
 from vlmsafe.errors import InputError
 
+if TYPE_CHECKING:
+    from vlmsafe.report.diagnose import Diagnosis
+
 
 @dataclass(frozen=True)
 class DiagnoseCommand:
     """Did the term move the multiplier? Does the signal warn? Is the gate open? What is a return made of?
 
-    multiplier and returns read epochs.jsonl, returns also evaluations; lead-time and gate read what vlmsafe trace
-    recorded. Runs of different environments are kept apart.
+    Shows the report's tables on one question, from every traced episode. multiplier and returns read epochs.jsonl,
+    returns also evaluations; lead-time and gate read what vlmsafe trace recorded. Runs of different environments are
+    kept apart.
     """
 
     what: tyro.conf.Positional[Literal["multiplier", "lead-time", "gate", "returns"]]
@@ -25,11 +29,11 @@ class DiagnoseCommand:
     paths: tyro.conf.Positional[tuple[Path, ...]]
     """Run directories, folders with runs, or traces (Parquet files)."""
     out: Path | None = None
-    """Folder for every table as CSV and JSON and every figure as PNG and PDF."""
+    """Folder for every table and figure, in the formats of a report."""
     json: bool = False
     """Print JSON for programs instead of tables."""
     protocol: str | None = None
-    """Evaluation or trace to read; by default held-out, else the only one there is."""
+    """Evaluation or trace to read; by default held-out, else the one that there is."""
     scorer: str | None = None
     """Scorer to look at, where a trace has several."""
     resamples: int = 2000
@@ -37,42 +41,52 @@ class DiagnoseCommand:
     seed: int = 0
     """Seed of the resamples, and of how episodes are split in half."""
     frames: int | None = None
-    """For gate: so many frames per run, evenly spaced, in the table of margins and kappa; the paper takes 200."""
+    """For gate: so many frames per run, evenly spaced, in the tables of margins and kappa; the paper takes 200."""
     passive_below: float | None = None
-    """For returns: also count episodes without cost whose return is below this; the paper takes 20 on MetaDrive."""
+    """For returns: an episode without cost counts as passive if its return is below this; the paper takes 20 on
+    MetaDrive. By default the audit's threshold."""
 
 
 def diagnose_verb(argv: list[str]) -> None:
     command = parse(DiagnoseCommand, argv, "diagnose")
-    from vlmsafe.report.diagnoses import (
-        Settings,
-        diagnose,
-        to_json,
-        write,
-    )
-    from vlmsafe.report.inputs import sources
-    from vlmsafe.report.text import rendered
+    from vlmsafe.report.diagnose import diagnose, read_sources
+    from vlmsafe.report.render.files import to_json
+    from vlmsafe.report.request import AnalysisOptions
 
     if not command.paths:
         raise InputError(f"diagnose {command.what} needs a run directory, a folder with runs, or a trace")
-    settings = Settings(
-        command.protocol, command.scorer, command.resamples, command.seed, command.frames, command.passive_below
+    options = AnalysisOptions(
+        episodes=None,
+        resamples=command.resamples,
+        seed=command.seed,
+        by_run=True,
+        scorer=command.scorer,
+        frames=command.frames,
+        passive_below=command.passive_below,
     )
-    groups, problems = sources(command.paths)
-    notes = list(problems)
-    found = [diagnose(command.what, env, group, settings) for env, group in groups.items()]
-    for one in found:
-        notes += one.notes
-        if command.out is not None:  # before anything is printed: who reads that may stop early
-            folder = command.out if len(found) == 1 else command.out / (one.env or "traces").replace(":", "-")
-            paths, missing = write(one, folder)
-            notes += missing
-            err.print(f"{len(paths)} files in {folder}", markup=False, soft_wrap=True)
-    for note in notes:
+    dataset = read_sources(command.paths, options, command.protocol)
+    found = [diagnose(command.what, dataset, env, command.protocol) for env in dataset.environments]
+    for note in (*dataset.unread, *(note for one in found for note in one.notes)):
         err.print(f"note: {note}", markup=False, soft_wrap=True)
+    if command.out is not None:  # before anything is printed: who reads that may stop early
+        for one in found:
+            folder = command.out if len(found) == 1 else command.out / (one.env or "traces").replace(":", "-")
+            err.print(f"{len(one.write(folder))} files in {folder}", markup=False, soft_wrap=True)
     if command.json:
         out.print(to_json([one.as_dict() for one in found]), end="", markup=False, soft_wrap=True)
         return
     for one in found:
-        for part in rendered(one):
+        _show(one, written=command.out is not None)
+
+
+def _show(diagnosis: Diagnosis, written: bool) -> None:
+    from vlmsafe.report.render.terminal import rendered
+
+    out.print(diagnosis.reading, markup=False)
+    out.print()
+    for table in diagnosis.tables:
+        for part in rendered(table, out.width):
             out.print(part)
+    names = ", ".join(chart.title for chart in diagnosis.charts)
+    if names and not written:
+        out.print(f"Figures: {names}. --out FOLDER writes them, and every table, to files.", markup=False)

@@ -1,9 +1,9 @@
-"""Everything a report is made from, read once: runs by arm, comparisons, the audit, published values, traces."""
+"""Everything a report is made from, read once: runs by arm, traces, comparisons, the audit and published values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,44 +11,42 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.analysis import gate_roc, lead_time
+from vlmsafe.analysis.multiplier_replay import replay
 from vlmsafe.analysis.tables import episode_numbers, stacked
 from vlmsafe.audit import audit
 from vlmsafe.audit.findings import Audit
-from vlmsafe.comparison.claims import (
-    Claims,
-    Comparison,
-    claims_with_runs,
-    comparisons,
-    find_claims,
-)
+from vlmsafe.comparison.claims import Claims, Comparison, claims_with_runs, comparisons, find_claims
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.paper.side_by_side import SCHEMA, side_by_side
-from vlmsafe.report.request import Entry, StudyInfo
+from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo
+from vlmsafe.report.traces import TraceTables, first_episodes, of_scorer
 from vlmsafe.runs.arms import ArmRun, open_arms
 from vlmsafe.runs.records import ArmRecord, RunRecord, read_arms
 
-TRACED = 60
-"""Episodes of an arm that figures of traces are made from; `vlmsafe diagnose` takes all."""
-RESAMPLES = 500
-"""Of episodes, behind the intervals of traces: enough for a picture, and quick. `vlmsafe diagnose` takes more."""
+_NO_TRACE = "no run has a trace that a scorer looked at; vlmsafe trace RUN records one"
+_Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """The runs of a report and what was found out about them."""
+    """The runs of a report. What is computed from them is computed when it is first asked for, and kept."""
 
     info: StudyInfo
     roots: Sequence[Path]
     """Where the runs were looked for."""
+    audited: Sequence[Path | str]
+    """What the audit looks at: the same, or only the runs of the study where there are others."""
     sources: Sequence[ArmRun]
     every_arm: Mapping[tuple[str, str], ArmRecord]
-    compared: Sequence[Comparison]
     claims: Claims | None
-    audit: Audit
-    beside: pl.DataFrame
-    """Of `side_by_side`."""
-    problems: Sequence[str]
-    """Runs that could not be read, and other things that are missing, each with its reason."""
+    """Those that have runs; None where arms are compared as a reader would compare them."""
+    options: AnalysisOptions = field(default_factory=AnalysisOptions)
+    lone_traces: Mapping[str, pl.DataFrame] | None = None
+    """Traces that came without a run, by name. Their environment, which is not known, is the empty name."""
+    unread: Sequence[str] = ()
+    """Runs that could not be read, each with its reason."""
+    unclaimed: Sequence[str] = ()
+    """Claims without runs, each with its reason."""
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -56,14 +54,15 @@ class Dataset:
 
     @cached_property
     def environments(self) -> list[str]:
-        return _ordered({env for env, _ in self.every_arm}, self.info.environments, [env for env, _ in self.every_arm])
+        found = [env for env, _ in self.every_arm]
+        return [*_ordered(set(found), self.info.environments, found), *([""] if self.lone_traces else [])]
 
     @cached_property
     def arm_names(self) -> list[str]:
         """All arms, in the order of their colours: the study's, else those without a signal first."""
         found = [name for _, name in self.every_arm]
         plain = [name for (_, name), arm in self.every_arm.items() if not arm.has_signal]
-        return _ordered(set(found), self.info.arms, [*plain, *found])
+        return [*_ordered(set(found), self.info.arms, [*plain, *found]), *(self.lone_traces or ())]
 
     def envs(self, entry: Entry) -> list[str]:
         """The environments an entry is about."""
@@ -74,14 +73,10 @@ class Dataset:
         wanted = [name for name in self.arm_names if not entry.arms or name in entry.arms]
         return [self.every_arm[env, name] for name in wanted if (env, name) in self.every_arm]
 
-    def comparisons(self, entry: Entry) -> list[Comparison]:
-        """The comparisons on its environments in which all arms are its own."""
-        envs = self.envs(entry)
-        return [
-            one
-            for one in self.compared
-            if one.env in envs and (not entry.arms or {one.claim.first, one.claim.second} <= set(entry.arms))
-        ]
+    def seed_of(self, env: str, arm: str, run: str) -> int | None:
+        """The seed of a run; None for a trace that came without one."""
+        known = self.every_arm.get((env, arm))
+        return next((one.seed for one in known.runs if one.name == run), None) if known else None
 
     def source(self, env: str, entry: Entry) -> str:
         """Where an entry's numbers come from: what it says, else an evaluation that most runs have, held-out first."""
@@ -98,6 +93,53 @@ class Dataset:
         found = {name for arm in self.arms(env, entry) for run in arm.runs for name in run.evaluations}
         return sorted(found, key=lambda name: (name != "held-out", name))
 
+    def episodes(self, env: str, entry: Entry) -> pl.DataFrame | None:
+        """The evaluation episodes of an environment's runs, stacked; None where no run was evaluated."""
+        source = self.source(env, entry)
+        tables = {
+            arm.name: {run.name: run.evaluations[source] for run in arm.runs if source in run.evaluations}
+            for arm in self.arms(env, entry)
+        }
+        tables = {name: own for name, own in tables.items() if own}
+        return stacked(tables) if tables else None
+
+    # -- what is judged
+
+    @cached_property
+    def compared(self) -> list[Comparison]:
+        """At the level that was claimed: the answer corrects it for as many tests as there turn out to be."""
+        return comparisons(self.every_arm, replace(self.claims, correction="none") if self.claims is not None else None)
+
+    def comparisons(self, entry: Entry) -> list[Comparison]:
+        """The comparisons on its environments in which all arms are its own."""
+        envs = self.envs(entry)
+        return [
+            one
+            for one in self.compared
+            if one.env in envs and (not entry.arms or {one.claim.first, one.claim.second} <= set(entry.arms))
+        ]
+
+    @cached_property
+    def audit(self) -> Audit:
+        return audit(self.audited, claims=self.claims if self.claims is not None else Claims())
+
+    @cached_property
+    def _beside(self) -> tuple[pl.DataFrame, list[str]]:
+        try:
+            return side_by_side(self.sources), []
+        except VlmsafeError as error:
+            return pl.DataFrame(schema=SCHEMA), [f"published values are not shown: {error}"]
+
+    @property
+    def beside(self) -> pl.DataFrame:
+        """Of `side_by_side`."""
+        return self._beside[0]
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read or is missing, each with its reason."""
+        return [*self.unread, *self._beside[1], *self.unclaimed]
+
     @cached_property
     def _published(self) -> dict[tuple[Any, ...], dict[str, Any]]:
         rows = self.beside.filter(pl.col("published").is_not_null())
@@ -113,53 +155,108 @@ class Dataset:
         """The row of `side_by_side` with the paper's value of a quantity, where there is one."""
         return self._published.get((env, arm, run, source, window if source == "training" else None, quantity))
 
-    # -- traces: what is computed from them takes seconds, so it is kept
+    # -- the multiplier
 
-    def traces(self, env: str, protocol: str = "") -> pl.DataFrame | None:
-        """The traces of an environment's runs, stacked; None where no run has one that a scorer looked at.
+    def replays(self, arm: ArmRecord) -> dict[str, pl.DataFrame]:
+        """`replay` of each run of an arm, by the run's name; without those that have no term to remove."""
+        found = {run.name: self._replay(run) for run in arm.runs}
+        return {name: table for name, table in found.items() if isinstance(table, pl.DataFrame)}
 
-        Those of a protocol; without a name held-out, else the first there is. Of an arm with more than `TRACED`
-        episodes, the first of each run, as many of every one.
-        """
-        found: dict[str, dict[str, pl.DataFrame]] = {}
+    def not_replayed(self, env: str) -> list[str]:
+        """A line about each run of an environment that has no term to remove, or a record that cannot be replayed."""
+        runs = [run for arm in self.arms(env, Entry("multiplier")) for run in arm.runs]
+        return [f"{run.label}: {why}" for run in runs if isinstance(why := self._replay(run), str)]
+
+    def _replay(self, run: RunRecord) -> pl.DataFrame | str:
+        try:
+            return replay(run.epochs, run.config.multiplier)
+        except InputError as error:
+            return str(error).removeprefix("multiplier replay: ")
+
+    # -- traces
+
+    def trace_tables(self, env: str, protocol: str = "") -> TraceTables:
+        """The traces of an environment as they were recorded: those of a protocol, else held-out, else the first."""
+        if not env and self.lone_traces:
+            return {name: {name: table} for name, table in self.lone_traces.items()}
+        found: TraceTables = {}
         for arm in self.arms(env, Entry("lead-time")):
             for run in arm.runs:
                 some = protocol or next((name for name in ("held-out", *sorted(run.traces)) if name in run.traces), "")
-                own = _one_scorer(run.traces[some]) if some in run.traces else None
-                if own is not None and own["scored"].any():
-                    found.setdefault(arm.name, {})[run.name] = own
-        for runs in found.values():
-            most = max(1, TRACED // len(runs))
-            for name, own in runs.items():
-                runs[name] = own.filter(pl.col("episode").is_in(own["episode"].unique().sort().head(most).implode()))
+                if some in run.traces:
+                    found.setdefault(arm.name, {})[run.name] = run.traces[some]
+        return found
+
+    def traces(self, env: str, protocol: str = "") -> pl.DataFrame | None:
+        """The traces of an environment that a scorer looked at, stacked, of one scorer; None where there is none."""
+        found: TraceTables = {}
+        for arm, runs in self.trace_tables(env, protocol).items():
+            own = {name: of_scorer(table, self.options.scorer) for name, table in runs.items()}
+            scored = {name: table for name, table in own.items() if table is not None and table["scored"].any()}
+            if scored:
+                most = self.options.episodes
+                found[arm] = first_episodes(scored, most) if most is not None else scored
         return stacked(found) if found else None
 
-    def lead_times(self, entry: Entry) -> dict[str, pl.DataFrame]:
-        """Of `lead_time`, the runs of an arm together; by environment."""
+    def why_no_trace(self, entry: Entry, otherwise: str = "") -> str:
+        """Why a table of traces is empty: what is wrong with them, that there are none, or else `otherwise`."""
+        envs = self.envs(entry)
+        problems = [why for env in envs if (why := self._problems.get((env, entry.source)))]
+        if problems:
+            return problems[0]
+        traced = any(self.traces(env, entry.source) is not None for env in envs)
+        return otherwise if otherwise and traced else _NO_TRACE
 
-        def pooled(steps: pl.DataFrame) -> pl.DataFrame:
-            together = steps.with_columns(run=pl.lit("all"), episode=pl.Series(episode_numbers(steps, "lead time")))
-            return lead_time.lead_time(together, resamples=RESAMPLES).filter(pl.col("run").is_null())
+    def lead_times(self, entry: Entry, by_run: bool = False) -> dict[str, pl.DataFrame]:
+        """Of `lead_time`, by environment: the runs of an arm together, and each run where that is asked for."""
+        options = self.options
+        by_run = by_run or options.by_run
 
-        return self._of_traces("lead time", pooled, entry)
+        def computed(steps: pl.DataFrame) -> pl.DataFrame:
+            if not by_run:  # one run stands for all: single runs take as long again
+                steps = steps.with_columns(run=pl.lit("all"), episode=pl.Series(episode_numbers(steps, "lead time")))
+            found = lead_time.lead_time(steps, resamples=options.resamples, seed=options.seed)
+            return found if by_run else found.filter(pl.col("run").is_null())
+
+        return self._of_traces(f"lead time, by run: {by_run}", computed, entry)
 
     def lead_lags(self, entry: Entry) -> dict[str, pl.DataFrame]:
         return self._of_traces("lead lag", lead_time.lead_lag, entry)
 
+    def score_variability(self, entry: Entry) -> dict[str, pl.DataFrame]:
+        return self._of_traces("variability", lead_time.score_variability, entry)
+
     def gate_cells(self, entry: Entry) -> dict[str, pl.DataFrame]:
-        return self._of_traces("gate cells", gate_roc.gate_cells, entry)
+        frames = self.options.frames
+        return self._of_traces("gate cells", lambda steps: gate_roc.gate_cells(steps, frames=frames), entry)
 
     def gate_rocs(self, entry: Entry) -> dict[str, pl.DataFrame]:
-        return self._of_traces("gate roc", lambda steps: gate_roc.gate_roc(steps, resamples=RESAMPLES), entry)
+        resamples, seed = self.options.resamples, self.options.seed
+        return self._of_traces(
+            "gate roc", lambda steps: gate_roc.gate_roc(steps, resamples=resamples, seed=seed), entry
+        )
+
+    def gate_thresholds(self, entry: Entry) -> dict[str, pl.DataFrame]:
+        seed = self.options.seed
+        return self._of_traces("thresholds", lambda steps: gate_roc.gate_thresholds(steps, seed=seed), entry)
+
+    def gate_curves(self, entry: Entry) -> dict[str, pl.DataFrame]:
+        seed = self.options.seed
+        return self._of_traces("gate curves", lambda steps: gate_roc.gate_curves(steps, seed=seed), entry)
 
     @cached_property
-    def _kept(self) -> dict[tuple[str, str, str], pl.DataFrame | None]:
+    def _kept(self) -> dict[_Key, pl.DataFrame | None]:
+        return {}
+
+    @cached_property
+    def _problems(self) -> dict[tuple[str, str], str]:
+        """What is wrong with the traces of an environment and a protocol."""
         return {}
 
     def _of_traces(
         self, what: str, compute: Callable[[pl.DataFrame], pl.DataFrame], entry: Entry
     ) -> dict[str, pl.DataFrame]:
-        """By environment, the rows of an entry's arms; traces that cannot be used are the audit's to name."""
+        """By environment, the rows of an entry's arms; nothing of traces that cannot be used, which the audit names."""
         found: dict[str, pl.DataFrame] = {}
         for env in self.envs(entry):
             key = (what, env, entry.source)
@@ -167,8 +264,9 @@ class Dataset:
                 steps = self.traces(env, entry.source)
                 try:
                     self._kept[key] = compute(steps) if steps is not None else None
-                except InputError:
+                except InputError as error:
                     self._kept[key] = None
+                    self._problems[env, entry.source] = str(error)
             table = self._kept[key]
             if table is not None:
                 own = table.filter(pl.col("arm").is_in(entry.arms)) if entry.arms else table
@@ -176,57 +274,45 @@ class Dataset:
         return found
 
 
-def read_dataset(paths: Sequence[Path | str], info: StudyInfo) -> Dataset:
-    """Read the runs in these directories, or under them, and audit their comparison."""
+def read_dataset(paths: Sequence[Path | str], info: StudyInfo, options: AnalysisOptions | None = None) -> Dataset:
+    """Read the runs in these directories, or under them."""
     sources, unreadable = open_arms(paths)
     problems = [*map(str, unreadable), *info.problems]
-    looked_at: Sequence[Path | str] = paths
+    audited: Sequence[Path | str] = paths
     if info.runs is not None:
-        own = {path.resolve() for path in info.runs}
-        others = [source.run.path for source in sources if source.run.path.resolve() not in own]
-        if others:
-            sources = [source for source in sources if source.run.path.resolve() in own]
-            looked_at = [source.run.path for source in sources]
-            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-            if not sources:
-                raise InputError(f"{others[0]}{more}: not of the study as it is defined now, and there are no others")
-            problems.append(f"{others[0]}{more}: not of the study as it is defined now, and left out")
+        sources, left_out = _of_study(sources, info.runs)
+        if left_out:
+            audited = [source.run.path for source in sources]
+        problems += left_out
     claims = info.claims if info.claims is not None else find_claims(paths)
     every_arm = read_arms(sources)
     kept, missing = claims_with_runs(claims, every_arm) if claims is not None else (None, [])
     if kept is not None and not kept.comparisons:
         kept = None  # arms are compared as a reader would
-    beside = pl.DataFrame(schema=SCHEMA)
-    try:
-        beside = side_by_side(sources)
-    except VlmsafeError as error:
-        problems.append(f"published values are not shown: {error}")
     return Dataset(
         info,
         [Path(path) for path in paths],
+        audited,
         sources,
         every_arm,
-        # At the level that was claimed: the answer corrects it for as many tests as there turn out to be.
-        comparisons(every_arm, replace(kept, correction="none") if kept is not None else None),
         kept,
-        audit(looked_at, claims=kept if kept is not None else Claims()),
-        beside,
-        [*problems, *missing],
+        options or AnalysisOptions(),
+        unread=problems,
+        unclaimed=missing,
     )
 
 
-def _one_scorer(table: pl.DataFrame) -> pl.DataFrame | None:
-    """A trace with the columns of one scorer under their plain names: its only one, or the first of several."""
-    names = [name for name in table.columns if name == "negative" or name.endswith("_negative")]
-    if not names or "scored" not in table.columns:
-        return None
-    prefix = names[0].removesuffix("negative")
-    signals = [name for name in ("positive", "negative", "margin") if f"{prefix}{name}" in table.columns]
-    if len(signals) < 3:
-        return None
-    return table.select(
-        "episode", "step", "cost", "scored", *(pl.col(f"{prefix}{name}").alias(name) for name in signals)
-    )
+def _of_study(sources: Sequence[ArmRun], runs: Sequence[Path]) -> tuple[list[ArmRun], list[str]]:
+    """The runs that a study has as it is defined now, and a line about the others."""
+    own = {path.resolve() for path in runs}
+    kept = [source for source in sources if source.run.path.resolve() in own]
+    others = [source.run.path for source in sources if source.run.path.resolve() not in own]
+    if not others:
+        return kept, []
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    if not kept:
+        raise InputError(f"{others[0]}{more}: not of the study as it is defined now, and there are no others")
+    return kept, [f"{others[0]}{more}: not of the study as it is defined now, and left out"]
 
 
 def _ordered(present: set[str], first: Sequence[str], then: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""What a report is asked for: the study it is about, and which tables and figures it prints.
+"""What a report is asked for: the study it is about, which tables and figures it prints, and how they are computed.
 
-A study file names tables and figures by kind, with options where a kind has them. This module knows the words and
-checks them; it reads no runs, so that a study file can be checked in a moment.
+A study file names tables and figures by kind (`kinds`), with options where a kind has them. This module checks the
+names and options. It reads no runs, so that a study file can be checked in a moment.
 """
 
 from __future__ import annotations
@@ -13,46 +13,9 @@ from typing import Any, Literal, get_args
 
 from vlmsafe.comparison.claims import Claims, Outcome, Window
 from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.report.kinds import FIGURES, TABLES, Kind
 
 Metric = Literal["negative_score", "positive_score", "kappa", "margin"]
-
-TABLES: dict[str, str] = {
-    "comparisons": "each claim: both means, the difference with its interval, p and the smallest p that is possible",
-    "rates": "each compared pair: catastrophe and violation rates, and the interval of the difference",
-    "summary": "arm by arm from an evaluation, published values beside ours",
-    "training": "arm by arm from training: cost, returns, seeds over budget",
-    "by-environment": "arms in rows, environments in columns, one outcome",
-    "per-seed": "one row per run",
-    "pairs": "compared arms seed by seed, with their difference",
-    "sweep": "an outcome over one or two settings",
-    "returns": "the logged return taken apart: bonus, and what the environment paid",
-    "passive": "episodes without cost and without return; what cost goes along with",
-    "scores": "a score over training, seed by seed",
-    "multiplier": "the multiplier replayed without the signal term",
-    "gate": "medians of margin and kappa",
-    "gate-roc": "does kappa know contact in the same step",
-    "lead-time": "does a signal rise before contact",
-    "compute": "time per run, speed, and what the signal costs",
-    "divergence": "runs of equal seeds: where they part, and how far",
-    "protocols": "one outcome by evaluation protocol",
-    "methods": "what each arm is made of",
-    "settings": "every setting in which the arms differ",
-    "published": "every result with a published value, and what was done otherwise",
-}
-FIGURES: dict[str, str] = {
-    "curves": "cost with its budget, environment return and shaped return over training, on axes of their own",
-    "multiplier": "the multiplier over training, and its signal term apart",
-    "dots": "one dot per seed, with each arm's mean and interval",
-    "bars": "means per arm with deviation and seeds, the arm without a signal as a line",
-    "protocols": "one outcome per arm and evaluation protocol",
-    "evaluation-summary": "catastrophe rates, cost by seed, return against cost, relative change",
-    "cost-progress": "cost against how far the agent got, by episode and by run",
-    "sweep": "an outcome over a numeric setting",
-    "scores": "scores and kappa over training",
-    "gate": "margins and kappa of traced frames",
-    "gate-roc": "ROC of kappa against contact; precision and recall",
-    "lead-time": "AUC before contact by horizon, and the lead-lag profile",
-}
 
 
 @dataclass(frozen=True)
@@ -106,6 +69,26 @@ class StudyInfo:
     """What is to be said beside the state of the runs."""
 
 
+@dataclass(frozen=True)
+class AnalysisOptions:
+    """How much is computed behind tables and figures. The defaults are those of a report, which should be quick."""
+
+    episodes: int | None = 60
+    """Traced episodes of an arm that are used at most; None takes all."""
+    resamples: int = 500
+    """Resamples of episodes behind each interval."""
+    seed: int = 0
+    """Seed of the resamples, and of how episodes are split in half."""
+    by_run: bool = False
+    """Whether AUCs of single runs are computed along with those of the arms, for every table that could show them."""
+    scorer: str | None = None
+    """Scorer to use where a trace has several; None takes the first."""
+    frames: int | None = None
+    """Frames of each run in the gate's quantiles, evenly spaced; None takes all."""
+    passive_below: float | None = None
+    """Return below which an episode without cost counts as passive; None takes the audit's threshold."""
+
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "window": get_args(Window),
     "outcome": get_args(Outcome),
@@ -115,7 +98,7 @@ _LISTS = ("environments", "arms", "over")
 _OPTIONS = tuple(field.name for field in fields(Entry) if field.name != "asked")
 
 
-def read_entries(given: Sequence[str | Mapping[str, Any]], kinds: Mapping[str, str], what: str) -> list[Entry]:
+def read_entries(given: Sequence[str | Mapping[str, Any]], kinds: Mapping[str, Kind], what: str) -> list[Entry]:
     """Entries of `tables` or `figures`; an `InputError` names the first that cannot be used."""
     if isinstance(given, str | Mapping):
         raise InputError(f"{what}: expected a list of kinds, such as [{', '.join(list(kinds)[:2])}]; got {given!r}")
@@ -131,7 +114,7 @@ def check_entries(
     read_entries(figures, FIGURES, f"{where}figures")
 
 
-def _entry(given: str | Mapping[str, Any], kinds: Mapping[str, str], where: str) -> Entry:
+def _entry(given: str | Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> Entry:
     if isinstance(given, str):
         given = {"kind": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):

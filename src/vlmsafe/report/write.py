@@ -1,12 +1,12 @@
 """Write a report: one page, and next to it a folder with every table and figure.
 
-Tables are written as CSV, LaTeX and Markdown, figures as SVG, PNG, PDF and CSV.
+Tables are written as CSV, JSON, LaTeX and Markdown, figures as SVG, PNG, PDF and CSV.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,31 +14,17 @@ from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
 from vlmsafe.report.answer import answer_lines, results
-from vlmsafe.report.charts.build import build_chart
+from vlmsafe.report.build import build_chart, build_table
 from vlmsafe.report.dataset import Dataset, read_dataset
 from vlmsafe.report.elements import Chart, Missing, Table
+from vlmsafe.report.kinds import FIGURES, TABLES, Kind
 from vlmsafe.report.render.files import write_chart, write_table
 from vlmsafe.report.render.html import ReportItem, page
-from vlmsafe.report.request import (
-    FIGURES,
-    TABLES,
-    Entry,
-    StudyInfo,
-    read_entries,
-)
-from vlmsafe.report.tables.build import build_table
+from vlmsafe.report.request import Entry, StudyInfo, read_entries
 
-LEAD = ("comparisons", "rates", "summary", "training", "by-environment", "sweep")
-"""Tables that stand before the figures, where nobody said which."""
-_TABLES = (
-    "comparisons", "summary", "training", "per-seed", "returns", "passive", "multiplier", "lead-time", "gate",
-    "gate-roc", "scores", "protocols", "compute", "methods", "settings", "published",
-)  # fmt: skip
-_FIGURES = ("dots", "curves", "multiplier", "cost-progress", "protocols", "scores", "lead-time", "gate", "gate-roc")
-_TIMES = ("compute",)
 _LIST = "files.txt"
 """What of its folder a report wrote; a later one removes no other files."""
-_ENDINGS = (".csv", ".tex", ".md", ".svg", ".png", ".pdf")
+_ENDINGS = (".csv", ".json", ".tex", ".md", ".svg", ".png", ".pdf")
 _SPOKEN = 4  # results that a terminal shows
 
 
@@ -76,12 +62,7 @@ def write_report(
         if isinstance(content, Missing):
             items.append(ReportItem(content, ""))
             continue
-        name = _unique(content, names)
-        made: list[Path] = []
-        if files:
-            made = (
-                write_table(content, folder, name) if isinstance(content, Table) else write_chart(content, folder, name)
-            )
+        name, made = write_content(content, folder, names) if files else (_unique(content, names), [])
         written += made
         items.append(ReportItem(content, name, tuple(f"{folder.name}/{path.name}" for path in made), lead))
     found = results(dataset)
@@ -90,6 +71,14 @@ def write_report(
         _replace_listed(folder, [path.name for path in written])
     missing = tuple(item.content for item in items if isinstance(item.content, Missing))
     return Written(out, tuple(written), missing, tuple(answer_lines(dataset, found, _SPOKEN)))
+
+
+def write_content(content: Table | Chart, folder: Path, taken: set[str]) -> tuple[str, list[Path]]:
+    """Write a table or a figure under a name that is not `taken` yet; the name, and the files."""
+    name = _unique(content, taken)
+    if isinstance(content, Table):
+        return name, write_table(content, folder, name)
+    return name, write_chart(content, folder, name)
 
 
 def _require_own(folder: Path, out: Path) -> None:
@@ -125,23 +114,26 @@ def _contents(dataset: Dataset, times: bool) -> list[tuple[Table | Chart | Missi
     """
     info = dataset.info
     found: list[tuple[Table | Chart | Missing, bool]] = []
-    both: tuple[tuple[Sequence[Entry], Sequence[str], Callable[[Dataset, Entry], Table | Chart | Missing]], ...] = (
-        (read_entries(info.tables, TABLES, "tables"), _TABLES, build_table),
-        (read_entries(info.figures, FIGURES, "figures"), _FIGURES, build_chart),
+    both: tuple[_Section, ...] = (
+        (read_entries(info.tables, TABLES, "tables"), TABLES, build_table),
+        (read_entries(info.figures, FIGURES, "figures"), FIGURES, build_chart),
     )
-    for asked, usual, build in both:
+    for asked, kinds, build in both:
         named = {entry.kind for entry in asked}
-        entries = [*asked, *(Entry(kind, asked=False) for kind in usual if kind not in named)]
-        for entry in entries:
-            if entry.kind in _TIMES and not times:
+        usual = [name for name, kind in kinds.items() if kind.usual and name not in named]
+        for entry in [*asked, *(Entry(name, asked=False) for name in usual)]:
+            if kinds[entry.kind].timed and not times:
                 continue
             content = build(dataset, entry)
             if isinstance(content, Missing):
                 if entry.asked:
                     found.append((replace(content, label=entry.label, title=entry.title or content.title), False))
             else:
-                found.append((content, entry.asked or entry.kind in LEAD))
+                found.append((content, entry.asked or kinds[entry.kind].first))
     return found
+
+
+_Section = tuple[Sequence[Entry], Mapping[str, Kind], Callable[[Dataset, Entry], Table | Chart | Missing]]
 
 
 def _unique(content: Table | Chart, taken: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""The figures of outcomes: run by run, by arm, by protocol, against progress, over settings."""
+"""The figures of outcomes: run by run, by arm, by protocol, over settings."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
-from vlmsafe.analysis.tables import floats
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.outcomes import values_of
 from vlmsafe.comparison.settings import effective
 from vlmsafe.report.cells import (
     is_rate,
-    mean_of,
     varied,
     window_name,
     word_of,
@@ -35,10 +33,6 @@ from vlmsafe.report.elements import (
 )
 from vlmsafe.report.request import Entry
 from vlmsafe.runs.records import ArmRecord
-
-PROGRESS = ("route_completion", "net_progress", "path", "distance")
-_MOST_EPISODES = 400
-"""Episodes drawn per arm; more would be a cloud, and a page too large to send."""
 
 
 def dots(dataset: Dataset, entry: Entry) -> Chart | Missing:
@@ -205,57 +199,6 @@ def _relative_change(dataset: Dataset, entry: Entry, envs: Sequence[str]) -> lis
             at = envs.index(env) - 0.4 + width * (names.index(first) + 0.5)
             marks.append(Bar(first, at, change, width=0.9 * width, name=f"{env}, {one.claim}"))
     return marks
-
-
-def cost_progress(dataset: Dataset, entry: Entry) -> Chart | Missing:
-    """Cost against how far the agent got: an arm that stands still is not safer."""
-    panels = []
-    envs = dataset.envs(entry)
-    for env in envs:
-        source, arms = dataset.source(env, entry), dataset.arms(env, entry)
-        if source == "training":
-            continue
-        runs = [run for arm in arms for run in arm.runs if source in run.evaluations]
-        columns = [name for name in PROGRESS if any(mean_of(run, source, name) is not None for run in runs)][:1]
-        for column in [*columns, "env_return"]:
-            marks = list(_scatter(arms, source, column))
-            if marks:
-                name = {"env_return": "environment return"}.get(column, column.replace("_", " "))
-                title = f"Cost against {name}" + (f", {env}" if len(envs) > 1 else "")
-                panels.append(Panel(title, Axis(name), Axis("episode cost", low=0.0), [*budget_rules(arms), *marks]))
-    if not panels:
-        return Missing(entry.kind, "Cost against progress", "no run has an evaluation; vlmsafe evaluate RUN makes one")
-    caption = (
-        "Small: evaluation episodes, thinned out where an arm has many. Large: means of runs. Low cost at the left is "
-        "little driving."
-    )
-    keys = (("faint-dot", "episode"), ("dot", "mean of a run"))
-    return make_chart(dataset, entry, "Cost against progress", panels, caption, keys)
-
-
-def _scatter(arms: Sequence[ArmRecord], source: str, column: str) -> Iterator[Mark]:
-    large: list[Mark] = []
-    for arm in arms:
-        x: list[float] = []
-        y: list[float] = []
-        names: list[str] = []
-        means: list[tuple[float, float, str]] = []
-        for run in arm.runs:
-            table = run.evaluations.get(source)
-            if table is None or column not in table.columns:
-                continue
-            a, b = floats(table, column), floats(table, "cost")
-            known = np.isfinite(a) & np.isfinite(b)
-            x += a[known].tolist()
-            y += b[known].tolist()
-            names += [f"{run.name}, episode {i}" for i in np.flatnonzero(known)]
-            if known.any():
-                means.append((float(a[known].mean()), float(b[known].mean()), run.name))
-        if means:
-            every = max(1, -(-len(x) // _MOST_EPISODES))
-            yield Dots(arm.name, x[::every], y[::every], names[::every], faint=True)
-            large.append(Dots(arm.name, [m[0] for m in means], [m[1] for m in means], [m[2] for m in means]))
-    yield from large
 
 
 def sweep(dataset: Dataset, entry: Entry) -> Chart | Missing:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from vlmsafe.analysis.tables import floats
 from vlmsafe.report.charts.make import SEEDS, make_chart
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import (
@@ -122,6 +123,32 @@ def multiplier(dataset: Dataset, entry: Entry) -> Chart | Missing:
         return Missing(entry.kind, "Multipliers", "no arm has a multiplier")
     caption = "What moves λ is the sum of both terms; they are drawn apart because their sizes differ. Mind the axes."
     return make_chart(dataset, entry, "Multipliers", panels, caption, SEEDS)
+
+
+def multiplier_replay(dataset: Dataset, entry: Entry) -> Chart | Missing:
+    """lambda of every run rebuilt with and without the signal term, and what the term added."""
+    panels = []
+    envs = dataset.envs(entry)
+    for env in envs:
+        values: list[Mark] = []
+        changes: list[Mark] = []
+        for arm in dataset.arms(env, entry):
+            for run, table in dataset.replays(arm).items():
+                epochs = floats(table, "epoch").tolist()
+                values.append(Line(arm.name, epochs, floats(table, "rebuilt").tolist(), run))
+                without = floats(table, "without_term").tolist()
+                values.append(Line(arm.name, epochs, without, f"{run}, without the term", dashed=True))
+                changes.append(Line(arm.name, epochs, floats(table, "change").tolist(), run))
+        if values:
+            where = f", {env}" if len(envs) > 1 else ""
+            along = Axis("epoch", whole=True)
+            panels.append(Panel(f"Multiplier λ with and without the term{where}", along, Axis("λ", low=0.0), values))
+            panels.append(Panel(f"What the term added{where}", along, Axis("change of λ"), [Rule(0.0), *changes]))
+    if not panels:
+        return Missing(entry.kind, "Multiplier replay", "no arm has a signal term in its multiplier")
+    caption = "Each run's multiplier replayed from its own record; costs are held fixed: a direct effect only."
+    keys = (("line", "with the signal term"), ("dashed", "without it"))
+    return make_chart(dataset, entry, "Multiplier with and without the signal term", panels, caption, keys)
 
 
 def scores(dataset: Dataset, entry: Entry) -> Chart | Missing:

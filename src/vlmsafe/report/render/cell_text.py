@@ -49,3 +49,14 @@ def published_text(cell: Cell, column: Column) -> str:
     std = cell.published_std
     spread = f" ± {number_text(std, column, cell.published)}" if std is not None else ""
     return number_text(cell.published, column) + spread
+
+
+def cell_line(cell: Cell, column: Column) -> str:
+    """A cell in one line: value, interval, published value."""
+    published = published_text(cell, column)
+    parts = [
+        cell_text(cell, column),
+        interval_text(cell, column),
+        f"(paper {published}{cell.mark})" if published else "",
+    ]
+    return " ".join(part for part in parts if part)

@@ -1,33 +1,23 @@
-"""Tables and charts as files for papers, documents and programs: CSV, LaTeX, Markdown, SVG, PNG and PDF."""
+"""Tables and charts as files for papers, documents and programs: CSV, JSON, LaTeX, Markdown, SVG, PNG and PDF."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
-from vlmsafe.report.elements import (
-    Band,
-    Bar,
-    Box,
-    Cell,
-    Chart,
-    Column,
-    Dots,
-    Line,
-    Rule,
-    Span,
-    Table,
-)
-from vlmsafe.report.render.cell_text import cell_text, interval_text, published_text
+from vlmsafe.report.elements import Chart, Table
+from vlmsafe.report.render.cell_text import cell_line
 from vlmsafe.report.render.pictures import chart_svg, pdf, png
+from vlmsafe.report.render.records import CHART_FIELDS, chart_records, table_records
 
-_ENDS = ("low", "high", "std", "published", "published_std")
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
@@ -40,33 +30,39 @@ _LATEX = {
 
 def table_csv(table: Table) -> str:
     """Full precision; ends of intervals, deviations and published values in columns of their own."""
-    used = [
-        [end for end in _ENDS if any(getattr(row[place], end) is not None for row in table.rows)]
-        for place in range(len(table.columns))
-    ]
-    head = [
-        name
-        for column, ends in zip(table.columns, used, strict=True)
-        for name in (column.name, *(f"{column.name}_{e}" for e in ends))
-    ]
+    records = table_records(table)
+    return _csv(list(records[0]), records)
+
+
+def chart_csv(chart: Chart) -> str:
+    """Every drawn value, one per row."""
+    return _csv(CHART_FIELDS, chart_records(chart))
+
+
+def _csv(names: Sequence[str], records: Sequence[Mapping[str, Any]]) -> str:
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(head)
-    for row in table.rows:
-        values: list[object] = []
-        for cell, ends in zip(row, used, strict=True):
-            values.append(_exported(cell))
-            values += ["" if getattr(cell, end) is None else getattr(cell, end) for end in ends]
-        writer.writerow(values)
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
     return file.getvalue()
 
 
-def _exported(cell: Cell) -> object:
-    """The number in full; the text where it says something else than the number, such as 2/56."""
-    shown = cell.text.replace(",", "").replace("\N{MINUS SIGN}", "-").removesuffix(" %")
-    if isinstance(cell.value, float) and math.isfinite(cell.value) and (not shown or re.fullmatch(r"[-+.\de]+", shown)):
-        return cell.value
-    return cell.text or ("" if cell.value is None else cell.value)
+def table_json(table: Table) -> str:
+    """The same as in CSV, one record per row."""
+    return to_json(table_records(table))
+
+
+def to_json(value: Any) -> str:
+    """JSON for programs, which has no word for numbers that are not finite: they become null."""
+    return json.dumps(_finite(value), indent=1, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def latex(text: str) -> str:
@@ -92,7 +88,7 @@ def table_latex(table: Table) -> str:
         r"\midrule",
     ]
     for place, row in enumerate(table.rows):
-        cells = [latex(_whole(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
+        cells = [latex(cell_line(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
         if place in table.strong:
             cells = [rf"\textbf{{{text}}}" if text else "" for text in cells]
         lines.append(" & ".join(cells) + r" \\")
@@ -110,22 +106,11 @@ def table_markdown(table: Table) -> str:
         f"|{'|'.join('--:' if column.is_number else '---' for column in table.columns)}|",
     ]
     for place, row in enumerate(table.rows):
-        cells = [_plain(_whole(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
+        cells = [_plain(cell_line(cell, column)) for cell, column in zip(row, table.columns, strict=True)]
         if place in table.strong:
             cells = [f"**{text}**" if text else "" for text in cells]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, *(line for note in table.notes for line in ("", _plain(note))), ""])
-
-
-def _whole(cell: Cell, column: Column) -> str:
-    """A cell in one line: value, interval, published value."""
-    published = published_text(cell, column)
-    parts = [
-        cell_text(cell, column),
-        interval_text(cell, column),
-        f"(paper {published}{cell.mark})" if published else "",
-    ]
-    return " ".join(part for part in parts if part)
 
 
 def _plain(text: str) -> str:
@@ -133,50 +118,8 @@ def _plain(text: str) -> str:
     return re.sub(r"([\\`*_|<>\[\]#])", r"\\\1", " ".join(text.split()))
 
 
-def chart_csv(chart: Chart) -> str:
-    """Every drawn value, one per row."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["panel", "group", "mark", "name", "x", "y", "low", "high"])
-    for panel in chart.panels:
-
-        def named(axis_values: tuple[str, ...], value: float) -> object:
-            return axis_values[round(value)] if axis_values and 0 <= round(value) < len(axis_values) else value
-
-        for mark in panel.marks:
-            if isinstance(mark, Rule):
-                x, y = ("", mark.value) if mark.along == "x" else (mark.value, "")
-                writer.writerow([panel.title, "", "line", mark.label, x, y, "", ""])
-            elif isinstance(mark, Line):
-                for a, b in zip(mark.x, mark.y, strict=True):
-                    kind = "run" if mark.faint else "line"
-                    row = [named(panel.x.categories, a), "" if b is None else b]
-                    writer.writerow([panel.title, mark.group, kind, mark.name, *row, "", ""])
-            elif isinstance(mark, Band):
-                for a, low, high in zip(mark.x, mark.low, mark.high, strict=True):
-                    at = named(panel.x.categories, a)
-                    writer.writerow([panel.title, mark.group, "band", "", at, "", low, high])
-            elif isinstance(mark, Dots):
-                names = mark.names or [""] * len(mark.x)
-                for a, b, name in zip(mark.x, mark.y, names, strict=True):
-                    row = [named(panel.x.categories, a), named(panel.y.categories, b)]
-                    writer.writerow([panel.title, mark.group, "episode" if mark.faint else "run", name, *row, "", ""])
-            elif isinstance(mark, Span):
-                along = [mark.centre, named(panel.y.categories, mark.at)]
-                row = along if mark.along == "x" else [named(panel.x.categories, mark.at), mark.centre]
-                writer.writerow([panel.title, mark.group, "interval", mark.name, *row, mark.low, mark.high])
-            elif isinstance(mark, Bar):
-                along = [mark.value, named(panel.y.categories, mark.at)]
-                row = along if mark.along == "x" else [named(panel.x.categories, mark.at), mark.value]
-                writer.writerow([panel.title, mark.group, "bar", mark.name, *row, "", ""])
-            elif isinstance(mark, Box):
-                row = [mark.median, named(panel.y.categories, mark.at), mark.q25, mark.q75]
-                writer.writerow([panel.title, mark.group, "quarters", mark.name, *row])
-    return file.getvalue()
-
-
 def write_table(table: Table, folder: Path, name: str) -> list[Path]:
-    forms = {"csv": table_csv, "tex": table_latex, "md": table_markdown}
+    forms = {"csv": table_csv, "json": table_json, "tex": table_latex, "md": table_markdown}
     return _write({ending: form(table).encode() for ending, form in forms.items()}, folder, name)
 
 

@@ -16,6 +16,7 @@ from vlmsafe.report.cells import (
     Notes,
     arm_cell,
     by_seed,
+    count,
     env_cell,
     env_column,
     is_rate,
@@ -219,3 +220,48 @@ def _difference_cells(first: Sequence[float], second: Sequence[float]) -> list[C
         return [Cell(float(a.mean() - b.mean())), p]
     interval = bootstrap_mean_difference(a, b)
     return [Cell(interval.estimate, low=interval.low, high=interval.high), p]
+
+
+def divergence(dataset: Dataset, entry: Entry) -> Table | Missing:
+    """Runs of equal seeds in compared arms: the first epoch in which their records differ."""
+    rows: list[list[Cell]] = []
+    watched = ("env_return", "episode_cost", "multiplier", "kl")
+    pairs = {(one.env, one.claim.first, one.claim.second): one for one in dataset.comparisons(entry)}
+    for one in pairs.values():
+        first, second = one.first.matched_by, one.second.matched_by
+        for key in sorted(set(first) & set(second), key=by_seed):
+            a, b = first[key].epochs, second[key].epochs
+            together = list(zip(a, b, strict=False))
+            if not together:
+                continue
+            apart = next((x["epoch"] for x, y in together if any(x.get(n) != y.get(n) for n in watched)), None)
+            last = [
+                (x["episode_cost"], y["episode_cost"])
+                for x, y in together
+                if None not in (x["episode_cost"], y["episode_cost"])
+            ]
+            gap = last[-1][0] - last[-1][1] if last else None
+            rows.append(
+                [
+                    text(one.env),
+                    text(one.claim.first),
+                    text(one.claim.second),
+                    text(key),
+                    Cell(float(apart), str(apart)) if apart is not None else text("never"),
+                    count(len(together)),
+                    Cell(gap),
+                ]
+            )
+    if not rows:
+        return Missing(entry.kind, "Reruns", "no compared arms have runs of the same seed")
+    columns = [
+        Column("env", "environment"),
+        Column("first", "first arm"),
+        Column("second", "against"),
+        Column("seed", "seed"),
+        Column("epoch", "apart from epoch", 0),
+        Column("epochs", "epochs compared", 0),
+        Column("difference", "cost difference at the end", 2),
+    ]
+    caption = "Return, cost, multiplier and divergence of the policy, to the last digit."
+    return Table("divergence", entry.title or "Where runs of one seed part", columns, rows, caption, entry.label)

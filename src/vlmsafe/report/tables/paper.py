@@ -6,10 +6,13 @@ paper says less, so they are always marked as obtained under other conditions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from vlmsafe.paper.published import published
+from vlmsafe.report.cells import MARK
+from vlmsafe.report.elements import Cell
 
 GATE_NOTE = "published: 200 frames of one video each, CLIP ViT-B/32, policies of a million steps"
 TIME_NOTE = "published: on the paper's cluster, one GPU a run, CLIP ViT-B/32"
@@ -21,7 +24,17 @@ def _rows(name: str) -> tuple[dict[str, Any], ...]:
     return tuple(published(name).iter_rows(named=True))
 
 
-def gate_medians(env: str, seed: int) -> dict[str, float]:
+def beside(value: float | None, published: float | None) -> Cell:
+    """Our value with the published one, marked as obtained under other conditions."""
+    return Cell(value, published=published, mark=MARK if published is not None else "")
+
+
+def note(rows: Sequence[Sequence[Cell]], words: str) -> list[str]:
+    """Under what conditions published values were obtained, where a table has one."""
+    return [f"{MARK} {words}."] if any(cell.published is not None for row in rows for cell in row) else []
+
+
+def gate_medians(env: str, seed: int | None) -> dict[str, float]:
     """Published medians of margin and kappa, by column; empty where there are none."""
     found = [row for row in _rows("gate-medians") if (row["environment"], row["seed"]) == (env, seed)]
     return {name: value for name, value in found[0].items() if isinstance(value, float)} if found else {}
