@@ -18,14 +18,14 @@ from vlmsafe.runs.records import ArmRecord, RunRecord
 EXIT_WARNINGS = 3
 EXIT_ERRORS = 4
 
-Scope = Literal["run", "arm", "comparison", "environment", "all"]
+SubjectScope = Literal["run", "arm", "comparison", "environment", "all"]
 
 
 @dataclass(frozen=True)
 class Subject:
     """What a finding is about."""
 
-    scope: Scope
+    scope: SubjectScope
     """Single runs, an arm, a comparison of two arms, an environment, or everything that was audited."""
     environment: str = ""
     arms: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ _SIDES = {"less": "one-sided, lower", "greater": "one-sided, higher", "two-sided
 
 
 @dataclass(frozen=True)
-class Result:
+class ComparisonResult:
     """The result of one comparison on one environment."""
 
     comparison: Comparison
@@ -86,21 +86,21 @@ class Result:
         return sum(self.first[key] < self.second[key] for key in shared), len(shared)
 
 
-def results(dataset: Dataset, chosen: Sequence[Comparison] | None = None) -> list[Result]:
+def results(dataset: Dataset, chosen: Sequence[Comparison] | None = None) -> list[ComparisonResult]:
     """The result of every comparison. If the claims name a correction, it counts all tests."""
     found = [_result(one, dataset.audit) for one in dataset.compared]
     corrected = _corrected(found, dataset.claims.correction if dataset.claims else "none")
     return [one for one in corrected if chosen is None or any(one.comparison is other for other in chosen)]
 
 
-def _result(comparison: Comparison, audit: Audit) -> Result:
+def _result(comparison: Comparison, audit: Audit) -> ComparisonResult:
     claim, source = comparison.claim, source_of(comparison)
     first, second = (
         values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)
     )
     verdict = judge(claim, first, second) if claim.test != "none" else None
     paired = len(set(first) & set(second))
-    return Result(
+    return ComparisonResult(
         comparison,
         source,
         first,
@@ -142,7 +142,7 @@ def _worst_about(comparison: Comparison, source: str, audit: Audit) -> Finding |
     return max([*about, *arms], key=lambda one: one.severity, default=None)
 
 
-def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
+def _corrected(found: Sequence[ComparisonResult], correction: str) -> list[ComparisonResult]:
     """The results with levels that are corrected for the number of tests.
 
     Bonferroni divides the claimed level by the number of tests. Holm does so for the smallest p, divides by one less
@@ -155,7 +155,7 @@ def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
     by_p = sorted((one for one in tested if _p(one) is not None), key=lambda one: _p(one) or 0.0)
     name = {"bonferroni": "Bonferroni's", "holm": "Holm's"}[correction]
     text = f"with {name} correction for {counted(many, 'test')}"
-    changed: dict[int, Result] = {}
+    changed: dict[int, ComparisonResult] = {}
     for one in tested:
         claim = one.comparison.claim
         if _p(one) is None:
@@ -181,7 +181,7 @@ def _corrected(found: Sequence[Result], correction: str) -> list[Result]:
     return [changed.get(id(one), one) for one in found]
 
 
-def _p(result: Result) -> float | None:
+def _p(result: ComparisonResult) -> float | None:
     return result.verdict.p if result.verdict is not None else None
 
 
@@ -208,7 +208,7 @@ def signed(value: float, outcome: str) -> str:
     return minus(text)
 
 
-def sentence(result: Result) -> str:
+def sentence(result: ComparisonResult) -> str:
     """The result of a comparison, and whether its test is significant."""
     claim = result.comparison.claim
     if not result.first or not result.second:
@@ -232,14 +232,14 @@ def sentence(result: Result) -> str:
     return f"{text}. {_decision(result)}"
 
 
-def _from(result: Result) -> str:
+def _from(result: ComparisonResult) -> str:
     if result.source != "training":
         return f"evaluation {result.source}"
     window = result.comparison.claim.window
     return "training, final epoch" if window == "final" else f"training, last {window.removeprefix('last-')} epochs"
 
 
-def _decision(result: Result) -> str:
+def _decision(result: ComparisonResult) -> str:
     claim, verdict = result.comparison.claim, result.verdict
     if claim.test == "none":
         return "No test is claimed, so this only describes these runs."
@@ -257,7 +257,7 @@ def _decision(result: Result) -> str:
     return text
 
 
-def headline(found: Sequence[Result]) -> str:
+def headline(found: Sequence[ComparisonResult]) -> str:
     """The first claim's result on all its environments, in one line."""
     known = [one for one in found if one.first and one.second]
     if not known:
@@ -275,7 +275,7 @@ def headline(found: Sequence[Result]) -> str:
     return f"{known[0].word.capitalize()} of {claim.first} against {claim.second}: {'; '.join(parts)}.{doubt}"
 
 
-def _short(result: Result) -> str:
+def _short(result: ComparisonResult) -> str:
     if result.comparison.claim.test == "none":
         return "not tested"
     if result.verdict is None:
@@ -301,13 +301,13 @@ def audit_line(audit: Audit) -> str:
     return f"The audit has {_and(counts)}. Worst: {worst.title} ({worst.where})."
 
 
-def answering(dataset: Dataset, found: Sequence[Result]) -> list[Result]:
+def answering(dataset: Dataset, found: Sequence[ComparisonResult]) -> list[ComparisonResult]:
     """The comparisons that answer the question: none for a study that states none, because nobody asked for them."""
     supposed = bool(dataset.info.definition) and dataset.claims is None
     return [one for one in found if one.first and one.second and not supposed]
 
 
-def answer_lines(dataset: Dataset, found: Sequence[Result], most: int) -> list[str]:
+def answer_lines(dataset: Dataset, found: Sequence[ComparisonResult], most: int) -> list[str]:
     """The answer as lines of text: the headline, the comparisons behind it, and the audit in one line."""
     known = answering(dataset, found)
     if not known:

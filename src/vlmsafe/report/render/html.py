@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from vlmsafe.audit.findings import Finding, counted
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.report.answer import Result, answering, audit_line, describe_arms, headline, sentence
+from vlmsafe.report.answer import ComparisonResult, answering, audit_line, describe_arms, headline, sentence
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Chart, Column, Missing, Table
 from vlmsafe.report.render.cell_text import cell_text, interval_text, published_text
@@ -56,7 +56,7 @@ class ReportItem:
     """Whether it stands before the figures."""
 
 
-def page(dataset: Dataset, found: Sequence[Result], items: Sequence[ReportItem]) -> str:
+def page(dataset: Dataset, found: Sequence[ComparisonResult], items: Sequence[ReportItem]) -> str:
     """The whole report as one HTML document."""
     tables = [item for item in items if isinstance(item.content, Table)]
     contents = {
@@ -95,7 +95,7 @@ def page(dataset: Dataset, found: Sequence[Result], items: Sequence[ReportItem])
     )
 
 
-def _answer(dataset: Dataset, found: Sequence[Result]) -> dict[str, Any]:
+def _answer(dataset: Dataset, found: Sequence[ComparisonResult]) -> dict[str, Any]:
     known = answering(dataset, found)
     lines = [_result_line(one) for one in known[:_SHOWN_RESULTS]]
     if not known:
@@ -110,14 +110,14 @@ def _answer(dataset: Dataset, found: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _question(dataset: Dataset, known: Sequence[Result]) -> str:
+def _question(dataset: Dataset, known: Sequence[ComparisonResult]) -> str:
     if known:
         claim = known[0].comparison.claim
         return f"Does {claim.first} differ from {claim.second} in {known[0].word}?"
     return "What did these runs come to?" if len(dataset.runs) > 1 else "What did this run come to?"
 
 
-def _result_line(one: Result) -> dict[str, Any]:
+def _result_line(one: ComparisonResult) -> dict[str, Any]:
     found = one.finding
     return {
         "sentence": sentence(one),

@@ -10,7 +10,7 @@ from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.outcomes import source_of, values_of
-from vlmsafe.report.answer import Result, results
+from vlmsafe.report.answer import ComparisonResult, results
 from vlmsafe.report.cells import (
     INTERVALS,
     Notes,
@@ -67,7 +67,7 @@ def comparisons(dataset: Dataset, entry: Entry) -> Table | Missing:
     return Table("comparisons", entry.title or f"Comparisons{on_env(envs)}", columns, rows, caption, entry.label)
 
 
-def _comparison_cells(one: Result) -> list[Cell]:
+def _comparison_cells(one: ComparisonResult) -> list[Cell]:
     claim, scale = one.comparison.claim, one.scale
     means = [float(np.mean(list(values.values()))) * scale for values in (one.first, one.second)]
     difference = Cell(means[0] - means[1])
