@@ -32,7 +32,8 @@ import yaml
 
 from vlmsafe.io.files import read_rows
 from vlmsafe.runs.checkpoint import load_checkpoint
-from vlmsafe.studies.execute import JOURNAL, execute
+from vlmsafe.studies.execute import execute
+from vlmsafe.studies.journal import JOURNAL
 from vlmsafe.studies.launch.local import LocalLauncher
 from vlmsafe.studies.schema import parse_study
 from vlmsafe.studies.study import Study

@@ -7,8 +7,8 @@ import pytest
 from in_process import InProcess
 from rich.console import Console
 
-from vlmsafe.cli import main, study_tables
-from vlmsafe.cli import study as study_cli
+from vlmsafe.cli import main
+from vlmsafe.cli.study import tables, verbs
 from vlmsafe.errors import EXIT_BAD_INPUT
 from vlmsafe.io.files import append_rows
 from vlmsafe.io.locks import DirectoryLock
@@ -183,7 +183,7 @@ def test_results_that_are_not_from_the_url_are_never_removed(capsys, made, monke
     root, url = made
     monkeypatch.chdir(root)
     before = files(root / "runs")
-    assert f"runs/small holds runs that are not a copy of {url}" in refused(capsys, verb, "small.yaml", "--dir", url)
+    assert f"runs/small is not a copy of {url}" in refused(capsys, verb, "small.yaml", "--dir", url)
     assert files(root / "runs") == before
 
 
@@ -213,9 +213,9 @@ def test_the_table_on_a_terminal_is_fetched_again(made, here, monkeypatch):
     screen, source = io.StringIO(), here / "source"
     shutil.copytree(made[0] / "runs" / "small", source)
     terminal = Console(file=screen, force_terminal=True, width=120)
-    for module in (study_cli, study_tables):
+    for module in (verbs, tables):
         monkeypatch.setattr(module, "out", terminal)
-    monkeypatch.setattr(study_cli, "_FETCH", 0.0)
+    monkeypatch.setattr(verbs, "_FETCH", 0.0)
     study, turns = parse_study(SMALL, ""), []
     store = Store(f"file://{here}/store")
     store.store_study(source)
@@ -225,7 +225,7 @@ def test_the_table_on_a_terminal_is_fetched_again(made, here, monkeypatch):
         assert len(turns) < 5
         keep_new(store, study.expand(source))
 
-    monkeypatch.setattr(study_cli.time, "sleep", sleep)
+    monkeypatch.setattr(verbs.time, "sleep", sleep)
     main(["study", "status", "small.yaml", "--dir", store.url])
     assert "2/2" in screen.getvalue()
 
@@ -241,16 +241,16 @@ def test_show_and_plan_fetch_nothing(capsys, made, here):
 
 def test_what_looks_like_a_url_is_none_or_is_refused(capsys, made, here):
     _, url = made
-    assert "two slashes follow its name: file://" in refused(capsys, "status", "small.yaml", "--dir", "file:store2/")
-    assert "memory:// is a store of one process" in refused(capsys, "run", "small.yaml", "--dir", "memory://x")
+    assert "two slashes must follow: file://" in refused(capsys, "status", "small.yaml", "--dir", "file:store2/")
+    assert "memory:// exists only inside one process" in refused(capsys, "run", "small.yaml", "--dir", "memory://x")
     assert "cannot use 'Nonsense://x" in refused(capsys, "run", "small.yaml", "--dir", "Nonsense://x")
     assert sorted(path.name for path in here.iterdir()) == ["small.yaml"]
     assert "running" in shown(capsys, "status", "small.yaml", "--dir", url.replace("file", "FILE"))
 
 
 def test_hints_name_the_url_and_the_cluster(here):
-    command = study_cli.RunCommand("small.yaml", dir=f"file://{here}/x", launcher="ray", address="head:6379")
+    command = verbs.RunCommand("small.yaml", dir=f"file://{here}/x", launcher="ray", address="head:6379")
     url = f"--dir file://{here}/x"
     assert command.command("run", here) == f"vlmsafe study run {here} {url} --launcher ray --address head:6379"
     assert command.command("report", here) == f"vlmsafe study report {here} {url}"
-    assert study_cli.RunCommand("small.yaml").command("run", here) == f"vlmsafe study run {here}"
+    assert verbs.RunCommand("small.yaml").command("run", here) == f"vlmsafe study run {here}"

@@ -18,14 +18,11 @@ from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.runs.run import Run
 from vlmsafe.studies import reuse
-from vlmsafe.studies.execute import (
-    Event,
-    Outcome,
-    execute,
-    failures,
-)
-from vlmsafe.studies.progress import cell_states, next_step
+from vlmsafe.studies.execute import StudyResult, execute
+from vlmsafe.studies.journal import Event, failures
+from vlmsafe.studies.progress import study_progress
 from vlmsafe.studies.schema import load_study, parse_study
+from vlmsafe.studies.steps import next_step
 from vlmsafe.studies.study import Study
 
 SMALL = """\
@@ -67,7 +64,7 @@ def study(text: str = SMALL) -> Study:
     return parse_study(text, "small.yaml")
 
 
-def run(chosen: Study, folder: Path, launcher: InProcess | None = None, **options) -> Outcome:
+def run(chosen: Study, folder: Path, launcher: InProcess | None = None, **options) -> StudyResult:
     return execute(chosen, folder, launcher or InProcess(), **options)
 
 
@@ -90,7 +87,7 @@ def test_every_run_is_trained_evaluated_and_traced_as_the_study_says(finished):
     assert trace["episode"].n_unique() == 2
     about = json.loads((finished / "speeding" / "oracle" / "seed-1" / "traces" / "held-out.json").read_text())
     assert "noise" in json.dumps(about)
-    assert [state.trained for state in cell_states(study().expand(finished), {})] == [2, 2]
+    assert [state.trained for state in study_progress(study().expand(finished), {})] == [2, 2]
 
 
 def test_the_folder_holds_the_study_and_its_claims(finished):
@@ -149,7 +146,7 @@ def test_a_directory_with_another_run_is_an_error_before_anything_starts(folder,
     text = SMALL.replace(old, new)
     before, launcher = records(folder), InProcess()
     with pytest.raises(
-        InputError, match=r"seed-1 holds another run than the study means: .* there and .* in the study"
+        InputError, match=r"seed-1 holds another run than the study describes: .* there and .* in the study"
     ):
         run(study(text), folder, launcher)
     assert launcher.launched == []
@@ -191,7 +188,7 @@ def test_a_failed_run_is_reported_and_the_rest_carried_on(tmp_path):
     assert len(outcome.done) == 3
     assert Event("speeding/oracle/seed-1", "train", "began", node=socket.gethostname()) in heard
     assert failures(folder).keys() == {"speeding/oracle/seed-1"}
-    assert sum(state.failed for state in cell_states(small.expand(folder), failures(folder))) == 1
+    assert sum(state.failed for state in study_progress(small.expand(folder), failures(folder))) == 1
     assert len(run(small, folder).done) == 4
     assert failures(folder) == {}
 
@@ -203,7 +200,7 @@ def test_a_step_that_ends_well_and_makes_nothing_is_a_failure_and_not_repeated_f
     launcher = InProcess(do_nothing)
     outcome = run(study(), tmp_path / "small", launcher)
     assert len(launcher.launched) == len(outcome.failed) == 4
-    assert all("what it should have made is not there" in reason for reason in outcome.failed.values())
+    assert all("its results are missing" in reason for reason in outcome.failed.values())
 
 
 def test_a_request_to_stop_leaves_everything_for_the_next_time(tmp_path, finished):

@@ -23,10 +23,10 @@ from vlmsafe.io.locks import (
     process_name,
 )
 from vlmsafe.studies import execute as execution
-from vlmsafe.studies.execute import JOURNAL, execute
+from vlmsafe.studies.execute import execute
+from vlmsafe.studies.journal import JOURNAL
 from vlmsafe.studies.launch.api import Handle, Lost
-from vlmsafe.studies.remote import run_side as remote_run
-from vlmsafe.studies.remote import study_side as keeping
+from vlmsafe.studies.remote import run_side, study_side
 from vlmsafe.studies.remote.store import Store, Tree, Unreachable
 from vlmsafe.studies.schema import parse_study
 
@@ -135,7 +135,7 @@ def _locked_only_once_launched(real):
 
     def next_step(spec):
         calls.append(spec)
-        return execution.Step("train") if len(calls) == 1 else real(spec)
+        return execution.RunStep("train") if len(calls) == 1 else real(spec)
 
     return next_step
 
@@ -144,7 +144,7 @@ def _locked_only_once_launched(real):
 
 
 class AtStore(InProcess):
-    """Does in this process what `remote_run` does in one of its own."""
+    """Does in this process what `run_side` does in one of its own."""
 
     def launch(self, command):
         url, run, _, *words = command.words[3:]
@@ -164,7 +164,7 @@ class AtStore(InProcess):
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setattr(execution, "_RECHECK", 0.1)
-    monkeypatch.setattr(keeping, "_AGAIN", 0.1)
+    monkeypatch.setattr(study_side, "_AGAIN", 0.1)
     return Store(f"file://{tmp_path}/store")
 
 
@@ -268,8 +268,8 @@ def beside(store, tmp_path, monkeypatch):
     """Its commands are Python here, in the run's folder, and its temporary folders those of the test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(remote_run, "_FIRST_PAUSE", 0.05)
-    monkeypatch.setattr(remote_run, "_PAUSE", 0.02)
+    monkeypatch.setattr(run_side, "_FIRST_PAUSE", 0.05)
+    monkeypatch.setattr(run_side, "_PAUSE", 0.02)
     commands = []
 
     def start(words, output, environment, **options):
@@ -277,8 +277,8 @@ def beside(store, tmp_path, monkeypatch):
         return subprocess.Popen([sys.executable, "-c", code[0]], cwd=next(word for word in words if "/run/" in word))
 
     code = ["open('epochs.jsonl', 'w').write('1')"]
-    monkeypatch.setattr(remote_run, "start_process", start)
-    monkeypatch.setattr(remote_run, "make_directory", lambda path: (path / "seed-1").mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(run_side, "start_process", start)
+    monkeypatch.setattr(run_side, "make_directory", lambda path: (path / "seed-1").mkdir(parents=True, exist_ok=True))
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield code, commands
     for number, handler in before.items():
@@ -292,30 +292,30 @@ def left(tmp_path) -> list[Path]:
 def test_a_store_that_does_not_answer_at_first_or_at_the_end_is_tried_again(store, tmp_path, monkeypatch, beside):
     fails(monkeypatch, Tree, "claim", range(2))
     fails(monkeypatch, Tree, "store", range(2))
-    assert remote_run.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == 0
+    assert run_side.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == 0
     assert "epochs.jsonl" in store.tree("env/arm/seed-1").newest().files
     assert left(tmp_path) == []
 
 
 def test_what_could_not_be_copied_stays_and_is_named(store, tmp_path, monkeypatch, beside, capsys):
     fails(monkeypatch, Tree, "store", range(1000))
-    monkeypatch.setattr(remote_run, "_LAST_COPY", 0.2)
-    assert remote_run.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == EXIT_FAILED
+    monkeypatch.setattr(run_side, "_LAST_COPY", 0.2)
+    assert run_side.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == EXIT_FAILED
     (scratch,) = left(tmp_path)
     folder = scratch / "run" / "env" / "arm" / "seed-1"
     said = capsys.readouterr().err
-    assert f"what was not copied is kept in {folder}" in said
+    assert f"the run could not be copied and stays in {folder}" in said
     assert said.count("SlowDown") == 2  # at the first try and at the end
     assert (folder / "epochs.jsonl").read_text() == "1"
     os.utime(scratch, (0, 0))
-    remote_run.remove_left_behind(tmp_path / "tmp")
+    run_side.remove_left_behind(tmp_path / "tmp")
     assert folder.exists()
 
 
 def test_a_second_request_to_stop_ends_the_wait_for_the_store(store, tmp_path, monkeypatch):
     fails(monkeypatch, Tree, "store", range(1000))
     with pytest.raises(Unreachable):
-        remote_run._store_at_last(tmp_path, store.tree("run"), "me", tmp_path / "kept", [15, 15])
+        run_side._store_at_last(tmp_path, store.tree("run"), "me", tmp_path / "kept", [15, 15])
     assert (tmp_path / "kept").exists()
 
 
@@ -327,14 +327,14 @@ def test_folders_of_processes_that_were_killed_are_removed_and_no_others(tmp_pat
     with DirectoryLock(alive):
         for folder in (dead, alive, other):
             os.utime(folder, (0, 0))
-        remote_run.remove_left_behind(tmp_path)
+        run_side.remove_left_behind(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
 def test_a_process_whose_run_was_taken_ends_its_command(store, tmp_path, monkeypatch, beside, capsys):
     code, _ = beside
     code[0] = "import time; open('pid', 'w').write(str(__import__('os').getpid())); time.sleep(20)"
-    monkeypatch.setattr(remote_run, "_EVERY", 0.5)
+    monkeypatch.setattr(run_side, "_EVERY", 0.5)
     pids, real = [], Tree.store
 
     def taken(self, folder, owner, *arguments):
@@ -344,10 +344,10 @@ def test_a_process_whose_run_was_taken_ends_its_command(store, tmp_path, monkeyp
         real(self, folder, owner, *arguments)
 
     monkeypatch.setattr(Tree, "store", taken)
-    assert remote_run.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == EXIT_FAILED
+    assert run_side.main(store.url, "env/arm/seed-1", ["evaluate", "@run"]) == EXIT_FAILED
     said = capsys.readouterr().err
     assert "worked on by another process now (another)" in said
-    assert "tried again later" not in said
+    assert "will be tried again later" not in said
     assert left(tmp_path) == []
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
@@ -358,11 +358,11 @@ def test_a_run_that_was_begun_meanwhile_is_resumed_instead_of_begun_again(store,
     begun = tmp_path / "begun"
     begun.mkdir()
     words = ["train", "--config", "@config", "--quiet", "--signal.service", "unix:/x", "--run-dir", "@run"]
-    assert remote_run._as_it_stands(words, begun) == words
+    assert run_side._resumed_if_begun(words, begun) == words
     (begun / "config.yaml").touch()
     expected = ["train", "--resume", "@run", "--quiet", "--signal.service", "unix:/x"]
-    assert remote_run._as_it_stands(words, begun) == expected
-    assert remote_run._as_it_stands(["evaluate", "@run"], begun) == ["evaluate", "@run"]
+    assert run_side._resumed_if_begun(words, begun) == expected
+    assert run_side._resumed_if_begun(["evaluate", "@run"], begun) == ["evaluate", "@run"]
     store.tree("env/arm/seed-1").store(begun, "other")
-    assert remote_run.main(store.url, "env/arm/seed-1", ["train", "--config", "@config", "--run-dir", "@run"]) == 0
+    assert run_side.main(store.url, "env/arm/seed-1", ["train", "--config", "@config", "--run-dir", "@run"]) == 0
     assert commands[0][:2] == ("train", "--resume")

@@ -8,8 +8,8 @@ from in_process import InProcess
 
 from vlmsafe.cli import main
 from vlmsafe.studies.execute import execute
-from vlmsafe.studies.progress import next_step
 from vlmsafe.studies.schema import load_study
+from vlmsafe.studies.steps import next_step
 
 
 @pytest.mark.parametrize("name", ["lead-time", pytest.param("substitutions", marks=pytest.mark.soak)])

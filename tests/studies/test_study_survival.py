@@ -18,7 +18,7 @@ from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from vlmsafe.io.locks import is_locked
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of
 from vlmsafe.studies.execute import execute
-from vlmsafe.studies.progress import glance
+from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.schema import parse_study
 
 STUDY = """\
@@ -59,7 +59,7 @@ def test_a_study_killed_at_random_equals_one_that_was_not(tmp_path):
         process = start(tmp_path)
 
         def epochs() -> int:
-            return sum(glance(spec).epochs for spec in specs)
+            return sum(run_progress(spec).epochs for spec in specs)
 
         until = epochs() + moments.randint(1, 70)
         wait_until(lambda until=until: epochs() >= until, process)
@@ -95,14 +95,14 @@ def test_ctrl_c_saves_what_is_running_and_says_how_to_go_on(tmp_path):
     (tmp_path / "speeding.yaml").write_text(STUDY.replace("16000", "400000"))
     specs = parse_study(STUDY, "").expand(tmp_path / "runs" / "speeding")
     process = start(tmp_path)
-    wait_until(lambda: any(glance(spec).epochs > 2 for spec in specs), process)
+    wait_until(lambda: any(run_progress(spec).epochs > 2 for spec in specs), process)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=600.0) == EXIT_INTERRUPTED
     message = process.stderr.read()
     assert "the same command continues it" in message
     assert "Traceback" not in message
     assert not any(is_locked(spec.path) for spec in specs)
-    begun = [spec for spec in specs if glance(spec).begun]
+    begun = [spec for spec in specs if run_progress(spec).begun]
     assert begun
     events = [json.loads(line)["event"] for line in (begun[0].path / "events.jsonl").read_text().splitlines()]
     assert events[-1] == "interrupted"

@@ -14,7 +14,8 @@ from vlmsafe.report.request import StudyInfo
 from vlmsafe.report.write import Written, write_report
 from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.studies.cost.plan import Speeds
-from vlmsafe.studies.execute import Event, Outcome, execute
+from vlmsafe.studies.execute import execute
+from vlmsafe.studies.journal import Event
 from vlmsafe.studies.launch.local import LocalLauncher
 from vlmsafe.studies.progress import other_settings
 from vlmsafe.studies.schema import load_study
@@ -48,14 +49,14 @@ def run_study(
     launcher = LocalLauncher(cores=cores, jobs=jobs)
     try:
         with stop_on_signals() as stop:
-            outcome: Outcome = execute(
+            result = execute(
                 chosen, folder, launcher, memory=Speeds.of(folder.parent).memory, stop=stop, on_event=on_event
             )
     finally:
         launcher.close()
-    if outcome.failed:
-        name, reason = next(iter(outcome.failed.items()))
-        more = f" (and {len(outcome.failed) - 1} more)" if len(outcome.failed) > 1 else ""
+    if result.failed:
+        name, reason = next(iter(result.failed.items()))
+        more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
         raise RunError(f"{name} failed: {reason}{more}; the other runs are done, and calling again continues")
     return folder
 

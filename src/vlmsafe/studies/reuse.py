@@ -26,7 +26,7 @@ from vlmsafe.studies.progress import differences
 from vlmsafe.studies.study import RunSpec, folder_of
 
 _CONFIG, _WAITING = "config.yaml", "config.yaml.copied"
-_LEFT_BEHIND = ("lock", "tensorboard", "evaluations", "traces", "*.partial", "*.partial-*")
+_NOT_COPIED = ("lock", "tensorboard", "evaluations", "traces", "*.partial", "*.partial-*")
 
 
 def equal_run(spec: RunSpec, root: Path, on_refusal: Callable[[str], None] = lambda why: None) -> Run | None:
@@ -53,22 +53,22 @@ def equal_run(spec: RunSpec, root: Path, on_refusal: Callable[[str], None] = lam
 
 
 def _candidates(spec: RunSpec, root: Path) -> Iterator[Path]:
-    own = spec.path.parents[2].resolve()  # arms of one study that are equal are trained each by itself
+    own = spec.path.parents[2].resolve()  # equal arms of the same study are each trained
     for path in sorted(root.glob(f"*/{folder_of(spec.env)}/*/seed-{spec.seed}/{_CONFIG}")):
         if path.parents[3].resolve() != own:
             yield path.parent
 
 
-def take_over(run: Run, spec: RunSpec, aside: Path) -> None:
-    """Put a copy of a run in the place of one that does not exist yet; `aside` is a folder for the time between."""
-    staged = make_directory(aside) / "-".join(spec.path.parts[-3:])
+def take_over(run: Run, spec: RunSpec, copies: Path) -> None:
+    """Copy a finished run to where `spec` belongs; `copies` is a folder for the incomplete copy."""
+    staged = make_directory(copies) / "-".join(spec.path.parts[-3:])
     with disk_errors(staged):
         shutil.rmtree(staged, ignore_errors=True)
-        shutil.copytree(run.path, staged, ignore=shutil.ignore_patterns(_CONFIG, *_LEFT_BEHIND))
+        shutil.copytree(run.path, staged, ignore=shutil.ignore_patterns(_CONFIG, *_NOT_COPIED))
         make_directory(staged / "evaluations")
         shutil.copyfile(run.path / _CONFIG, staged / _WAITING)
         make_directory(spec.path.parent)
-        # Without a configuration it is no run: at most what one left that ended before it began.
+        # There is no configuration here, so this is not a run, at most the rest of one that never started.
         shutil.rmtree(spec.path, ignore_errors=True)
         staged.rename(spec.path)
         sync_directory(spec.path.parent)
@@ -77,7 +77,7 @@ def take_over(run: Run, spec: RunSpec, aside: Path) -> None:
 
 
 def finish_copy(spec: RunSpec) -> None:
-    """Give a copy its configuration, where a crash came in between."""
+    """Complete a copy that a crash interrupted: give it its configuration."""
     if (spec.path / _WAITING).exists() and not (spec.path / _CONFIG).exists() and not is_locked(spec.path):
         with disk_errors(spec.path):
             (spec.path / _WAITING).rename(spec.path / _CONFIG)

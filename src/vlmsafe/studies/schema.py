@@ -1,6 +1,6 @@
-"""Study files: shipped by name, or a user's own. Mistakes are reported with file, line and entry.
+"""Study files: those in the package, loaded by name, and users' own. Errors name the file, the line and the entry.
 
-    name: small                       # letters, digits, dots and dashes; the study's folder is called so
+    name: small                       # letters, digits, dots and dashes; also the name of the study's folder
     question: Does the bonus lower the cost?
     environments: [speeding]          # or a mapping: environment -> {seeds, total_steps, settings}
     seeds: [1, 2, 3]
@@ -11,8 +11,8 @@
       oracle: {method: vlm-ppo-lag, settings: {signal.scorer: oracle}}
     protocols: [held-out]
 
-`docs/studies.md` has every entry. What is said in several places is taken from the innermost: study, environment, arm,
-arm in an environment.
+The documentation of studies describes every entry. If an entry is given in several places, the innermost wins: study,
+environment, arm, arm in an environment.
 """
 
 from __future__ import annotations
@@ -36,24 +36,21 @@ from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.report.request import check_entries
 from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.signals.scorers.registry import parse_scorer
-from vlmsafe.studies.study import (
-    Arm,
-    Look,
-    Part,
-    Study,
-)
+from vlmsafe.studies.study import EpisodeRequest, Overrides, Study, StudyArm
 
 _FOLDER = resources.files("vlmsafe.studies") / "definitions"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PART = ("seeds", "total_steps", "settings")
+_OVERRIDES = ("seeds", "total_steps", "settings")
 _ENTRIES = (
-    "name", "question", "paper", "environments", *_PART, "arms", "protocols", "traces", "comparisons", "correction",
-    "tables", "figures", "independent", "scale", "scorer",
+    "name", "question", "paper", "environments", *_OVERRIDES, "arms", "protocols", "traces", "comparisons",
+    "correction", "tables", "figures", "independent", "scale", "scorer",
 )  # fmt: skip
-_LOOK = tuple(entry.name for entry in fields(Look))
+_TRACE_ONLY = ("scorers", "every", "frames")
+_TRACE = tuple(entry.name for entry in fields(EpisodeRequest))
+_EVALUATION = tuple(name for name in _TRACE if name not in _TRACE_ONLY)
 _NOT_SETTINGS = {
     "env": "an entry of 'environments'", "method": "'method' of the arm", "seed": "'seeds'",
-    "total_steps": "'total_steps' beside 'settings'", "run_dir": "nothing: a study decides where its runs go",
+    "total_steps": "'total_steps' next to 'settings'", "run_dir": "nothing: a study decides where its runs go",
 }  # fmt: skip
 
 
@@ -63,7 +60,7 @@ def shipped_studies() -> list[str]:
 
 
 def load_study(name: str | Path) -> Study:
-    """A study by its name in the package, from a YAML file, or from the folder of one that was begun."""
+    """A study by its name in the package, from a YAML file, or from the folder of a study that was started."""
     text = str(name)
     path = Path(name)
     if path.is_dir() and (path / STUDY_FILE).is_file():
@@ -85,19 +82,19 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class _File:
-    """A YAML document and the line of each of its entries."""
+    """A YAML document with the line of each entry."""
 
     source: str
     lines: Mapping[Place, int]
 
     def wrong(self, place: Place, message: str) -> InputError:
-        """The error for an entry; one without a line of its own has that of the entry it stands in."""
+        """The error for an entry; an entry without a line gets the line of the entry that contains it."""
         while place not in self.lines:
             place = place[:-1]
         return InputError(f"{self.source}, line {self.lines[place]}: {message}")
 
     def mapping(self, value: Any, place: Place, known: Sequence[str] = ()) -> Mapping[str, Any]:
-        """An entry that must be a mapping, with no keys but those known, where some are."""
+        """An entry that must be a mapping; if `known` is given, with no other keys."""
         what = f"'{place[-1]}'" if place else "a study"
         if not isinstance(value, Mapping):
             inside = f" with {', '.join(known)}" if known else ""
@@ -119,7 +116,7 @@ class _File:
         if not whole or not value:
             raise self.wrong(place, f"'{place[-1]}' is {_shown(value)}; expected a list of whole numbers, 0 or greater")
         if len(set(value)) < len(value):
-            raise self.wrong(place, f"'{place[-1]}' names a seed twice, which would be the same run: {_shown(value)}")
+            raise self.wrong(place, f"'{place[-1]}' names a seed twice, which gives the same run: {_shown(value)}")
         return tuple(value)
 
     def count(self, value: Any, place: Place) -> int:
@@ -152,10 +149,10 @@ def parse_study(text: str, source: str) -> Study:
         question=" ".join(question.split()),
         environments=environments,
         arms=arms,
-        base=_part({key: document[key] for key in _PART if key in document}, (), file),
+        base=_overrides({key: document[key] for key in _OVERRIDES if key in document}, (), file),
         paper=file.texts(document.get("paper", []), ("paper",)),
-        protocols=_looks(document.get("protocols", []), "protocols", file, environments, arms),
-        traces=_looks(document.get("traces", []), "traces", file, environments, arms),
+        protocols=_requests(document.get("protocols", []), "protocols", file, environments, arms),
+        traces=_requests(document.get("traces", []), "traces", file, environments, arms),
         claims=_claims(document, file, arms),
         tables=_entries(document, "tables", file),
         figures=_entries(document, "figures", file),
@@ -183,7 +180,7 @@ def _read(text: str, source: str) -> tuple[Any, _File]:
 
 
 def _note_lines(node: yaml.Node, place: Place, lines: dict[Place, int], source: str) -> None:
-    """The line of every entry. One that is there twice is an error: YAML would silently take the second."""
+    """Note the line of every entry. An entry that appears twice is an error: YAML would silently take the second."""
     lines.setdefault(place, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         for index, entry in enumerate(node.value):
@@ -197,8 +194,8 @@ def _note_lines(node: yaml.Node, place: Place, lines: dict[Place, int], source: 
             _note_lines(value, inner, lines, source)
 
 
-def _part(data: Mapping[str, Any], place: Place, file: _File) -> Part:
-    """Seeds, steps and settings; `data` holds no other entries."""
+def _overrides(data: Mapping[str, Any], place: Place, file: _File) -> Overrides:
+    """Seeds, steps and settings; `data` has no other entries."""
     seeds = file.seeds(data["seeds"], (*place, "seeds")) if "seeds" in data else None
     steps = file.count(data["total_steps"], (*place, "total_steps")) if "total_steps" in data else None
     at = (*place, "settings")
@@ -208,14 +205,14 @@ def _part(data: Mapping[str, Any], place: Place, file: _File) -> Part:
     for key in settings:
         inside: Place = (*at, key) if key in given else (*at, *key.split("."))
         if key in _NOT_SETTINGS:
-            raise file.wrong(inside, f"'{key}' is no setting of a study; it is given by {_NOT_SETTINGS[key]}")
+            raise file.wrong(inside, f"'{key}' is not a setting of a study; it is given by {_NOT_SETTINGS[key]}")
         if key not in known:
             raise file.wrong(inside, str(unknown_name("setting", key, known)))
-    return Part(seeds, steps, settings)
+    return Overrides(seeds, steps, settings)
 
 
-def _environments(value: Any, file: _File) -> dict[str, Part]:
-    found = _named_parts(value, ("environments",), file)
+def _environments(value: Any, file: _File) -> dict[str, Overrides]:
+    found = _named_overrides(value, ("environments",), file)
     if not found:
         raise file.wrong(("environments",), "there are no environments; expected at least one, see vlmsafe envs")
     for index, env in enumerate(found):
@@ -227,26 +224,27 @@ def _environments(value: Any, file: _File) -> dict[str, Part]:
     return found
 
 
-def _named_parts(value: Any, place: Place, file: _File) -> dict[str, Part]:
-    """Environments as a list of names, or as a mapping of what they set."""
+def _named_overrides(value: Any, place: Place, file: _File) -> dict[str, Overrides]:
+    """Environments as a list of names, or as a mapping from names to overrides."""
     if not isinstance(value, Mapping):
         names = file.texts(value, place)
         if len(set(names)) < len(names):
             raise file.wrong(place, "an environment is listed twice")
-        return dict.fromkeys(names, Part())
+        return dict.fromkeys(names, Overrides())
     file.mapping(value, place)
     return {
-        env: _part(file.mapping(entry or {}, (*place, env), _PART), (*place, env), file) for env, entry in value.items()
+        env: _overrides(file.mapping(entry or {}, (*place, env), _OVERRIDES), (*place, env), file)
+        for env, entry in value.items()
     }
 
 
-def _arms(value: Any, file: _File, environments: Mapping[str, Part]) -> tuple[Arm, ...]:
+def _arms(value: Any, file: _File, environments: Mapping[str, Overrides]) -> tuple[StudyArm, ...]:
     found = []
     for name, entry in file.mapping(value, ("arms",)).items():
         place: Place = ("arms", name)
         if not _NAME.fullmatch(name):
             raise file.wrong(place, f"the arm's name is '{name}'; expected letters, digits, dots and dashes")
-        entry = file.mapping(entry, place, ("method", *_PART, "environments"))
+        entry = file.mapping(entry, place, ("method", *_OVERRIDES, "environments"))
         if not isinstance(entry.get("method"), str):
             raise file.wrong(place, f"the arm '{name}' has no 'method'; expected a name from vlmsafe methods")
         try:
@@ -255,28 +253,28 @@ def _arms(value: Any, file: _File, environments: Mapping[str, Part]) -> tuple[Ar
             raise file.wrong((*place, "method"), str(error)) from None
         own = None
         if "environments" in entry:
-            own = _named_parts(entry["environments"], (*place, "environments"), file)
+            own = _named_overrides(entry["environments"], (*place, "environments"), file)
             for env in own:
                 if env not in environments:
                     raise file.wrong(
                         (*place, "environments", env), str(unknown_name("environment of the study", env, environments))
                     )
-        part = _part({key: entry[key] for key in _PART if key in entry}, place, file)
-        found.append(Arm(name, entry["method"], part, own))
+        overrides = _overrides({key: entry[key] for key in _OVERRIDES if key in entry}, place, file)
+        found.append(StudyArm(name, entry["method"], overrides, own))
     if not found:
         raise file.wrong(("arms",), "there are no arms; expected at least one")
     return tuple(found)
 
 
-def _looks(
-    value: Any, kind: str, file: _File, environments: Mapping[str, Part], arms: Sequence[Arm]
-) -> tuple[Look, ...]:
+def _requests(
+    value: Any, kind: str, file: _File, environments: Mapping[str, Overrides], arms: Sequence[StudyArm]
+) -> tuple[EpisodeRequest, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise file.wrong((kind,), f"'{kind}' is {_shown(value)}; expected a list of protocols")
     found = []
     for index, entry in enumerate(value):
         place: Place = (kind, index)
-        known = _LOOK if kind == "traces" else [name for name in _LOOK if name not in ("scorers", "every", "frames")]
+        known = _TRACE if kind == "traces" else _EVALUATION
         entry = {"protocol": entry} if isinstance(entry, str) else file.mapping(entry, place, known)
         if not isinstance(entry.get("protocol"), str):
             raise file.wrong(place, "there is no 'protocol'; expected a name, or a mapping with one")
@@ -291,25 +289,25 @@ def _looks(
             options["seeds"] = file.seeds(entry["seeds"], (*place, "seeds"))
         if not isinstance(entry.get("frames", False), bool):
             raise file.wrong((*place, "frames"), "'frames' must be true or false")
-        look = Look(entry["protocol"], frames=entry.get("frames", False), **options)
+        request = EpisodeRequest(entry["protocol"], frames=entry.get("frames", False), **options)
         try:
-            protocol(look.protocol)
-            for scorer in look.scorers:
+            protocol(request.protocol)
+            for scorer in request.scorers:
                 parse_scorer(scorer)
             for kind_of, names, all_names in (
-                ("environment of the study", look.environments, environments),
-                ("arm of the study", look.arms, [arm.name for arm in arms]),
+                ("environment of the study", request.environments, environments),
+                ("arm of the study", request.arms, [arm.name for arm in arms]),
             ):
                 for name in names:
                     if name not in all_names:
                         raise unknown_name(kind_of, name, all_names)
         except InputError as error:
             raise file.wrong(place, str(error)) from None
-        found.append(look)
+        found.append(request)
     return tuple(found)
 
 
-def _claims(document: Mapping[str, Any], file: _File, arms: Sequence[Arm]) -> Claims:
+def _claims(document: Mapping[str, Any], file: _File, arms: Sequence[StudyArm]) -> Claims:
     if "comparisons" not in document:
         return Claims()
     names = [arm.name for arm in arms]
@@ -326,7 +324,7 @@ def _claims(document: Mapping[str, Any], file: _File, arms: Sequence[Arm]) -> Cl
 
 
 def _entries(document: Mapping[str, Any], key: str, file: _File) -> tuple[Any, ...]:
-    """Entries for the report, in its words and as they are."""
+    """Entries of the report, unchanged."""
     value = document.get(key, [])
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise file.wrong((key,), f"'{key}' is {_shown(value)}; expected a list")
@@ -339,11 +337,11 @@ def _entries(document: Mapping[str, Any], key: str, file: _File) -> tuple[Any, .
 
 
 def _check_cells(study: Study, file: _File) -> None:
-    """Every run must be possible: an error now names the arm, one in the middle of a study costs days."""
+    """Check that every run is possible. An error now names the arm; an error in the middle of a study costs days."""
     for arm in study.arms:
         for env, own in study.environments.items():
-            part = arm.in_environment(env)
-            if part is not None and not part.over(own.over(study.base)).seeds:
+            overrides = arm.in_environment(env)
+            if overrides is not None and not overrides.over(own.over(study.base)).seeds:
                 raise file.wrong(("arms", arm.name), f"the arm '{arm.name}' has no seeds on {env}; give 'seeds'")
         try:
             runs = replace(study, arms=(arm,)).expand(Path("runs"))
@@ -352,13 +350,13 @@ def _check_cells(study: Study, file: _File) -> None:
         if not runs:
             raise file.wrong(("arms", arm.name), f"the arm '{arm.name}' has no runs")
         for spec in runs:
-            for kind, looks in (("protocols", spec.evaluations), ("traces", spec.traces)):
-                names = [look.protocol for look in looks]
+            for kind, requests in (("protocols", spec.evaluations), ("traces", spec.traces)):
+                names = [request.protocol for request in requests]
                 twice = next((name for name in names if names.count(name) > 1), None)
                 if twice is not None:
                     raise file.wrong(
                         (kind,),
-                        f"'{twice}' is asked for twice for {spec.arm} on {spec.env}, and there is one file of it",
+                        f"'{twice}' is requested twice for {spec.arm} on {spec.env}, but a run has one file of it",
                     )
 
 

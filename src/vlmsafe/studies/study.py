@@ -1,8 +1,8 @@
-"""A study: arms x environments x seeds x budget x protocols, and the runs that it is made of.
+"""A study: arms x environments x seeds x budget x protocols, and the runs that it consists of.
 
-A study file says what differs; `Study.expand` turns it into runs, each with its whole configuration. `scale` shrinks
-steps, seeds and episodes of any study and leaves everything else as it is, so that what is tried in minutes goes
-through the code that runs for weeks.
+A study file says in what its runs differ. `Study.expand` turns it into runs with complete configurations. `scale`
+shrinks the steps, seeds and episodes of a study and changes nothing else, so a trial of minutes uses the same code as a
+study of weeks.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from vlmsafe.errors import InputError
 from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 
-LEAST_SEEDS = 2  # with one, no interval, deviation or test would be computed
-LEAST_EPOCHS = 2  # with one, nothing would be resumed, and no window would differ from another
+LEAST_SEEDS = 2  # one gives no interval, deviation or test
+LEAST_EPOCHS = 2  # one gives nothing to resume, and every window is the same
 LEAST_EPISODES = 2
 LEAST_FRAMES = 50  # of a calibration buffer
 
 
 @dataclass(frozen=True)
-class Part:
-    """What an environment, an arm, or an arm in one environment sets for its runs; None leaves it as it was."""
+class Overrides:
+    """What a study, an environment, an arm, or an arm in one environment sets for its runs; None sets nothing."""
 
     seeds: tuple[int, ...] | None = None
     total_steps: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     """By dotted name."""
 
-    def over(self, other: Part) -> Part:
-        """This part put over another one."""
-        return Part(
+    def over(self, other: Overrides) -> Overrides:
+        """These overrides on top of others."""
+        return Overrides(
             other.seeds if self.seeds is None else self.seeds,
             other.total_steps if self.total_steps is None else self.total_steps,
             {**other.settings, **self.settings},
@@ -45,42 +45,42 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Arm:
+class StudyArm:
     """One arm of a study."""
 
     name: str
     method: str
-    part: Part = Part()
-    environments: Mapping[str, Part] | None = None
-    """Those it has, where it has not all of the study's, and what it sets there."""
+    overrides: Overrides = Overrides()
+    environments: Mapping[str, Overrides] | None = None
+    """The environments in which it has runs and what it sets there; None for all environments of the study."""
 
-    def in_environment(self, env: str) -> Part | None:
-        """What the arm sets in an environment; None where it has no runs."""
+    def in_environment(self, env: str) -> Overrides | None:
+        """What the arm sets in an environment; None if it has no runs there."""
         if self.environments is None:
-            return self.part
-        return self.environments[env].over(self.part) if env in self.environments else None
+            return self.overrides
+        return self.environments[env].over(self.overrides) if env in self.environments else None
 
 
 @dataclass(frozen=True)
-class Look:
-    """An evaluation of finished runs, or a trace of them; an empty selection takes all for which it is defined."""
+class EpisodeRequest:
+    """An evaluation or a trace that a study asks for. An empty selection means all runs the protocol is defined for."""
 
     protocol: str
     episodes: int | None = None
-    """None takes the protocol's own number."""
+    """None means the protocol's default."""
     environments: tuple[str, ...] = ()
     arms: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     scorers: tuple[str, ...] = ()
-    """Traces: who looks on; by default the run's own scorer."""
+    """Traces: the scorers; by default the run's own."""
     every: int = 1
     """Traces: steps between two scored states."""
     frames: bool = False
-    """Traces: whether scored frames are kept."""
+    """Traces: whether scored frames are saved."""
 
     @property
     def count(self) -> int:
-        """Episodes to run."""
+        """The number of episodes to run."""
         return protocol(self.protocol).episodes if self.episodes is None else self.episodes
 
     def takes(self, env: str, arm: str, seed: int) -> bool:
@@ -93,15 +93,15 @@ class Look:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of a study: everything that decides it, and what is to be made of it once it is trained."""
+    """One run of a study: its configuration, and the evaluations and traces to make once it is trained."""
 
     env: str
     arm: str
     seed: int
     config: TrainConfig
-    """Resolved, its directory included."""
-    evaluations: tuple[Look, ...] = ()
-    traces: tuple[Look, ...] = ()
+    """Resolved, including the run directory."""
+    evaluations: tuple[EpisodeRequest, ...] = ()
+    traces: tuple[EpisodeRequest, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -110,7 +110,7 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """Its place in the study's folder, by which it is called in messages."""
+        """Its path in the study's folder, which messages use as its name."""
         return "/".join(self.path.parts[-3:])
 
 
@@ -120,75 +120,75 @@ class Study:
 
     name: str
     question: str
-    environments: Mapping[str, Part]
-    arms: tuple[Arm, ...]
-    base: Part
-    """What all runs have unless something else is said."""
+    environments: Mapping[str, Overrides]
+    arms: tuple[StudyArm, ...]
+    base: Overrides
+    """What all runs share unless an environment or an arm overrides it."""
     paper: tuple[str, ...] = ()
-    """Labels of the paper's tables and figures that it makes."""
-    protocols: tuple[Look, ...] = ()
-    traces: tuple[Look, ...] = ()
+    """Labels of the paper's tables and figures that it reproduces."""
+    protocols: tuple[EpisodeRequest, ...] = ()
+    traces: tuple[EpisodeRequest, ...] = ()
     claims: Claims = Claims()  # noqa: RUF009 - frozen
     tables: tuple[Any, ...] = ()
-    """What the report prints, in its words (docs/report.md)."""
+    """Tables of the report, as docs/report.md describes them."""
     figures: tuple[Any, ...] = ()
     independent: bool = False
-    """Whether equal runs of other studies are not to be taken in place of its own."""
+    """Whether all its runs are trained, even if another study has equal ones."""
     scale: float = 1.0
     scorer: str | None = None
-    """What stands in for every model that is not part of the package, to try a study without its weights."""
+    """The scorer that replaces every model that must be downloaded, to try a study without the weights."""
     document: Mapping[str, Any] = field(default_factory=dict)
-    """What the file holds, scale and scorer included."""
+    """The content of the file, with scale and scorer."""
 
     @property
     def title(self) -> str:
-        """The name, and by how much and with what it was made smaller: also the name of its folder."""
+        """The name with scale and scorer, if they were changed; also the name of the study's folder."""
         scale = "" if self.scale == 1.0 else f"-scale-{self.scale:g}"
         scorer = "" if self.scorer is None else f"-{self.scorer.replace(':', '-').replace('/', '-')}"
         return f"{self.name}{scale}{scorer}"
 
     def varied(self, scale: float = 1.0, scorer: str | None = None) -> Study:
-        """The same study smaller, or with another scorer in place of models that must be downloaded."""
+        """The same study at a smaller scale, or with another scorer in place of models that must be downloaded."""
         if not 0.0 < scale <= 1.0:
             raise InputError(f"scale is {scale}; it must be greater than 0 and at most 1")
         if scale == 1.0 and scorer is None:
             return self
         if self.scale != 1.0 or self.scorer is not None:
-            raise InputError(f"'{self.title}' is a smaller or changed study already; start from '{self.name}'")
+            raise InputError(f"'{self.title}' already has another scale or scorer; start from '{self.name}'")
         if scorer is not None:
             parse_scorer(scorer)
         extra = {"scale": scale} | ({} if scorer is None else {"scorer": scorer})
         return replace(self, scale=scale, scorer=scorer, document={**self.document, **extra})
 
     def expand(self, folder: Path) -> tuple[RunSpec, ...]:
-        """Every run, in the order in which they are best made: all arms with their first seed, then the second, ..."""
-        found = [(place, spec) for place, spec in self._specs(folder)]
-        return tuple(spec for _, spec in sorted(found, key=lambda pair: pair[0]))
+        """Every run, in the order in which to make them: all arms with their first seed, then with their second, ..."""
+        return tuple(spec for _, spec in sorted(self._specs(folder), key=lambda pair: pair[0]))
 
     def _specs(self, folder: Path) -> Iterator[tuple[int, RunSpec]]:
         for env, own in self.environments.items():
             for arm in self.arms:
-                part = arm.in_environment(env)
-                if part is None:
+                overrides = arm.in_environment(env)
+                if overrides is None:
                     continue
-                part = part.over(_for_method(own.over(self.base), arm.method))
-                for place, seed in enumerate(fewer_seeds(part.seeds or (), self.scale)):
-                    config = self._config(env, arm, part, seed, folder / folder_of(env) / arm.name / f"seed-{seed}")
+                overrides = overrides.over(_for_method(own.over(self.base), arm.method))
+                for place, seed in enumerate(fewer_seeds(overrides.seeds or (), self.scale)):
+                    run_dir = folder / folder_of(env) / arm.name / f"seed-{seed}"
+                    config = self._config(env, arm, overrides, seed, run_dir)
                     evaluations, traces = (
                         tuple(
-                            replace(look, episodes=shrunk(look.count, self.scale, LEAST_EPISODES))
-                            for look in looks
-                            if look.takes(env, arm.name, seed)
+                            replace(request, episodes=shrunk(request.count, self.scale, LEAST_EPISODES))
+                            for request in requests
+                            if request.takes(env, arm.name, seed)
                         )
-                        for looks in (self.protocols, self._traces())
+                        for requests in (self.protocols, self._traces())
                     )
                     yield place, RunSpec(env, arm.name, seed, config, evaluations, traces)
 
-    def _config(self, env: str, arm: Arm, part: Part, seed: int, run_dir: Path) -> TrainConfig:
+    def _config(self, env: str, arm: StudyArm, overrides: Overrides, seed: int, run_dir: Path) -> TrainConfig:
         source = f"arm '{arm.name}' on {env}"
-        settings: dict[str, Any] = {"env": env, "method": arm.method, "seed": seed, **nested(part.settings)}
-        if part.total_steps is not None:
-            settings["total_steps"] = part.total_steps
+        settings: dict[str, Any] = {"env": env, "method": arm.method, "seed": seed, **nested(overrides.settings)}
+        if overrides.total_steps is not None:
+            settings["total_steps"] = overrides.total_steps
         config = replace(config_from(settings, source), run_dir=run_dir)
         if self.scorer is not None:
             config = with_scorer(config, self.scorer, source)
@@ -199,27 +199,36 @@ class Study:
             raise InputError(f"{source}: {error}") from None
         return config
 
-    def _traces(self) -> Iterator[Look]:
-        for look in self.traces:
-            scorers = (self.scorer if self.scorer and kind_of(name).downloaded else name for name in look.scorers)
-            yield replace(look, scorers=tuple(dict.fromkeys(scorers)))
+    def _traces(self) -> Iterator[EpisodeRequest]:
+        for request in self.traces:
+            scorers = (self.scorer if self.scorer and kind_of(name).downloaded else name for name in request.scorers)
+            yield replace(request, scorers=tuple(dict.fromkeys(scorers)))
 
 
-def _for_method(part: Part, name: str) -> Part:
-    """What a study or an environment sets for all arms; what it says of the signal is for those that have one."""
+def _for_method(shared: Overrides, name: str) -> Overrides:
+    """What a study or an environment sets for all arms, without settings of the signal if the method has none."""
     if method(name).signal.scorer != "none":
-        return part
-    kept = {key: value for key, value in part.settings.items() if not key.startswith(("signal.", "multiplier.signal_"))}
-    return replace(part, settings=kept)
+        return shared
+    signal = ("signal.", "multiplier.signal_")
+    kept = {key: value for key, value in shared.settings.items() if not key.startswith(signal)}
+    return replace(shared, settings=kept)
+
+
+def cells(specs: Sequence[RunSpec]) -> dict[tuple[str, str], list[RunSpec]]:
+    """The runs of each environment and arm."""
+    found: dict[tuple[str, str], list[RunSpec]] = {}
+    for spec in specs:
+        found.setdefault((spec.env, spec.arm), []).append(spec)
+    return found
 
 
 def folder_of(env: str) -> str:
-    """An environment's name as the name of a folder."""
+    """The folder name of an environment."""
     return env.replace(":", "-").replace("/", "-")
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under dotted names as the mappings in mappings that a configuration is read from.
+    """Turn settings under dotted names into the nested mappings of a configuration.
 
     >>> nested({"signal.every": 4, "signal.gate": "off", "num_envs": 2})
     {'signal': {'every': 4, 'gate': 'off'}, 'num_envs': 2}
@@ -234,11 +243,11 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-# -- smaller ----------------------------------------------------------------------------------------------------
+# -- scaling down ----------------------------------------------------------------------------------------------------
 
 
 def shrunk(number: int, scale: float, least: int) -> int:
-    """A number made smaller, but not smaller than `least` unless it was.
+    """A number times `scale`, but at least `least` unless the number itself is smaller.
 
     >>> shrunk(50, 0.01, 2), shrunk(50, 0.5, 2), shrunk(1, 0.01, 2)
     (2, 25, 1)
@@ -247,15 +256,15 @@ def shrunk(number: int, scale: float, least: int) -> int:
 
 
 def fewer_seeds(seeds: Sequence[int], scale: float) -> tuple[int, ...]:
-    """The first of the seeds: two at least, where there are two, so that intervals and tests are computed."""
+    """The first of the seeds, at least two of them if there are two, so that intervals and tests can be computed."""
     return tuple(seeds[: shrunk(len(seeds), scale, LEAST_SEEDS)])
 
 
 def shrunk_config(config: TrainConfig, scale: float) -> TrainConfig:
-    """A resolved run with fewer steps. Epochs become fewer and shorter alike, by the root of the scale each.
+    """A resolved configuration with fewer steps. The number of epochs and their length shrink by the root of the scale.
 
-    Two epochs remain, and an epoch keeps a whole episode per worker if it had one: without a finished episode there is
-    no cost to learn from. So a very small scale may leave more steps than it says.
+    At least two epochs remain, and an epoch keeps a whole episode per worker if it had one, because without a finished
+    episode there is no cost to learn from. So a very small scale may leave more steps than it says.
     """
     if scale == 1.0:
         return config
@@ -273,7 +282,7 @@ def shrunk_config(config: TrainConfig, scale: float) -> TrainConfig:
 
 
 def with_scorer(config: TrainConfig, scorer: str, source: str) -> TrainConfig:
-    """A run with another scorer in place of a model that must be downloaded; other scorers stay."""
+    """The configuration with another scorer in place of a model that must be downloaded; other scorers stay."""
     if not kind_of(config.signal.scorer).downloaded:
         return config
     rules = kind_of(scorer).rules

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from vlmsafe.cli import main
-from vlmsafe.cli.study import _hours, _of
+from vlmsafe.cli.study.plan import part_of
+from vlmsafe.cli.study.tables import hours
 from vlmsafe.errors import EXIT_BAD_INPUT
 from vlmsafe.studies.cost.gpu import (
     ALONE,
@@ -66,7 +67,7 @@ def test_models_that_were_not_measured_are_left_out_and_said():
     assert (rows[0].runs, rows[0].known, rows[0].frames) == (4, 2, 0)
     said = "\n".join(notes(rows, RATES))
     assert "left out: 2 runs" in said
-    assert "the service's own rate was not measured" in said
+    assert "the rate of the service was not measured" in said
     assert "end to end" in "\n".join(notes(rows, {**RATES, (MODEL, SERVICE): 30.0}))
 
 
@@ -86,10 +87,10 @@ def test_what_is_left_out_is_counted_by_what_was_not_measured():
 def test_what_is_said_of_a_service_is_what_was_measured_of_it():
     rates = {**RATES, (MODEL, SERVICE): 10_000.0}
     said = "\n".join(notes(gpu_plan([parse_study(STUDY, "")], SPEEDS, rates), rates))
-    assert "'shared, float32' is the model's alone, in batches" in said
+    assert "'shared, float32' that of the model in batches" in said
     assert "10,000 frames/s went through shared memory on one machine" in said
     assert "over TCP, about 16 Gbit/s at that rate, which was not measured" in said
-    assert "--signal.precision bfloat16 --signal.compile) that the shipped studies do not have for CLIP" in said
+    assert "(--signal.precision bfloat16 --signal.compile); the shipped studies do not set that for CLIP" in said
     for name in shipped_studies():
         for spec in load_study(name).expand(Path(name)):
             signal = spec.config.signal
@@ -102,8 +103,8 @@ def test_the_table_in_the_documentation_is_what_the_command_computes():
     rows = [row for row in gpu_plan(sorted(studies, key=lambda study: -len(study.paper))) if row.runs]
     figures = ("core_hours", "per_run", "per_run_batched", "shared_float32", "shared_bfloat16")
 
-    def line(study: str, known: int, runs: int, frames: int, *hours: float) -> list[str]:
-        return [study, _of(known, runs), f"{frames / 1e6:.1f}", *map(_hours, hours)]
+    def line(study: str, known: int, runs: int, frames: int, *numbers: float) -> list[str]:
+        return [study, part_of(known, runs), f"{frames / 1e6:.1f}", *map(hours, numbers)]
 
     wanted = {
         row.study: line(*(getattr(row, name) for name in ("study", "known", "runs", "frames", *figures)))
@@ -134,4 +135,4 @@ def test_a_plan_is_of_one_study_or_of_all(capsys):
         with pytest.raises(SystemExit) as caught:
             main(words)
         assert caught.value.code == EXIT_BAD_INPUT
-        assert "name a study, or say --all" in capsys.readouterr().err.replace("\n", " ")
+        assert "name a study, or pass --all" in capsys.readouterr().err.replace("\n", " ")

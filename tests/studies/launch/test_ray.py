@@ -25,11 +25,12 @@ from vlmsafe.errors import (  # noqa: E402
 )
 from vlmsafe.io.files import read_rows  # noqa: E402
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of  # noqa: E402
-from vlmsafe.studies.execute import JOURNAL, execute  # noqa: E402
+from vlmsafe.studies.execute import execute  # noqa: E402
+from vlmsafe.studies.journal import JOURNAL  # noqa: E402
 from vlmsafe.studies.launch import ray as ray_launcher  # noqa: E402
 from vlmsafe.studies.launch.api import Command, Lost  # noqa: E402
 from vlmsafe.studies.launch.ray import RayLauncher, connect  # noqa: E402
-from vlmsafe.studies.progress import glance  # noqa: E402
+from vlmsafe.studies.progress import run_progress  # noqa: E402
 from vlmsafe.studies.schema import parse_study  # noqa: E402
 
 STUDY = """\
@@ -76,7 +77,7 @@ def test_a_study_that_loses_one_of_two_nodes_half_way_equals_one_that_was_left_a
     specs, killed = study.expand(disturbed), []
 
     def kill_half_way() -> None:
-        if killed or sum(glance(spec).epochs for spec in specs) < 3 * EPOCHS:
+        if killed or sum(run_progress(spec).epochs for spec in specs) < 3 * EPOCHS:
             return
         running = now_on(disturbed, second.node_id)
         if running:
@@ -432,7 +433,7 @@ def test_ctrl_c_saves_what_is_running_on_a_local_ray_and_the_same_command_goes_o
     specs = parse_study((tmp_path / "speeding.yaml").read_text(), "").expand(tmp_path / "runs" / "speeding")
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(lambda: process.poll() is not None or any(glance(spec).epochs > 2 for spec in specs))
+        wait_for(lambda: process.poll() is not None or any(run_progress(spec).epochs > 2 for spec in specs))
         status = [sys.executable, "-m", "vlmsafe", "study", "status", "runs/speeding", "--runs"]
         table = subprocess.run(status, cwd=tmp_path, capture_output=True, text=True, timeout=600.0).stdout
         process.send_signal(signal.SIGINT)
@@ -444,10 +445,10 @@ def test_ctrl_c_saves_what_is_running_on_a_local_ray_and_the_same_command_goes_o
     assert "Traceback" not in message
     assert len(message.splitlines()) == 1  # Ray itself says nothing
     assert "on Ray at" in said
-    begun = [spec for spec in specs if glance(spec).begun]
+    begun = [spec for spec in specs if run_progress(spec).begun]
     assert begun
     for spec in begun:
-        assert glance(spec).status == "stopped"
+        assert run_progress(spec).status == "stopped"
         assert read_rows(spec.path / "events.jsonl")[-1]["event"] == "interrupted"
     running = [line for line in table.splitlines() if f"{os.uname().nodename}:" in line]
     assert running

@@ -16,7 +16,8 @@ from vlmsafe.cli import main
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.files import read_rows
 from vlmsafe.runs.run import Run
-from vlmsafe.studies.execute import JOURNAL, execute
+from vlmsafe.studies.execute import execute
+from vlmsafe.studies.journal import JOURNAL
 from vlmsafe.studies.launch.local import LocalLauncher
 from vlmsafe.studies.remote.run_side import main as remote_run
 from vlmsafe.studies.remote.store import (
@@ -154,7 +155,7 @@ def test_work_that_is_not_from_the_store_is_never_overwritten_or_removed(tree, t
     tree.fetch(copy)
     for folder in (stranger, write(copy, **local)):
         before = content(folder)
-        with pytest.raises(InputError, match=r"holds runs that are not a copy of memory://.*; choose another --root"):
+        with pytest.raises(InputError, match=r"is not a copy of memory://.*; choose another --root"):
             tree.fetch(folder)
         assert content(folder) == before
 
@@ -346,7 +347,7 @@ def test_a_list_of_which_something_is_lost_gives_way_to_the_one_before_and_the_n
     tree.store(here, "me")
     assert fetched(tree, tmp_path / "there") == content(here)
     remove_object("a")
-    with pytest.raises(RunError, match=r"^memory://tests/study/env/arm/seed-1 is damaged: it does not have object"):
+    with pytest.raises(RunError, match=r"^memory://tests/study/env/arm/seed-1 is damaged: the object"):
         tree.fetch(tmp_path / "third")
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from in_process import InProcess
 
-from vlmsafe.cli.study import RunCommand, _launcher
+from vlmsafe.cli.study.run import RunCommand, make_launcher
 from vlmsafe.errors import InputError
 from vlmsafe.signals.service.server import listen
 from vlmsafe.signals.service.spec import Address
-from vlmsafe.studies.execute import command_words, execute
+from vlmsafe.studies.execute import execute
 from vlmsafe.studies.launch.local import LocalLauncher
-from vlmsafe.studies.progress import Step, glance
+from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.schema import parse_study
 from vlmsafe.studies.scorer.shared import (
     LocalScorer,
@@ -24,6 +24,7 @@ from vlmsafe.studies.scorer.shared import (
     shares,
     socket_name,
 )
+from vlmsafe.studies.steps import RunStep, command_words
 
 STUDY = """\
 name: braking
@@ -59,10 +60,10 @@ def test_runs_that_share_a_service_on_this_machine_are_those_of_private_models_t
     socket = Path(service.address.removeprefix("unix:"))
 
     def turn() -> None:
-        if not killed and any(glance(spec).epochs > 2 for spec in specs):
+        if not killed and any(run_progress(spec).epochs > 2 for spec in specs):
             killed.append(service.process.pid)
             os.kill(service.process.pid, signal.SIGKILL)
-        service.look()
+        service.restart_if_dead()
 
     try:
         outcome = execute(study, folder, LocalLauncher(cores=2), service=service.address, on_turn=turn)
@@ -91,7 +92,7 @@ def test_runs_that_share_a_service_on_ray_are_those_of_private_models_though_it_
         service = RayService(name, anywhere=False)
 
         def turn() -> None:
-            if not killed and any(glance(spec).epochs > 2 for spec in specs):
+            if not killed and any(run_progress(spec).epochs > 2 for spec in specs):
                 killed.append(ray.get(service.actors[0].process.remote()))
                 os.kill(killed[0], signal.SIGKILL)
 
@@ -111,12 +112,12 @@ def test_only_models_are_shared_and_a_run_that_had_a_service_is_told_when_there_
     assert shares("clip")
     assert not any(shares(name) for name in ("none", "oracle", "noise", "constant:0.5", "rnd", "python:mine:Own"))
     (spec, _) = parse_study(STUDY, "").expand(tmp_path)
-    resume = command_words(spec, Step("resume"), tmp_path)
+    resume = command_words(spec, RunStep("resume"), tmp_path)
     assert resume[resume.index("--signal.service") + 1] == ""
-    resume = command_words(spec, Step("resume"), tmp_path, "unix:/tmp/x")
+    resume = command_words(spec, RunStep("resume"), tmp_path, "unix:/tmp/x")
     assert resume[resume.index("--signal.service") + 1] == "unix:/tmp/x"
     (oracle, _) = parse_study(STUDY.replace("embedded, signal.prompts: metadrive", "oracle"), "").expand(tmp_path)
-    assert "--signal.service" not in command_words(oracle, Step("resume"), tmp_path, "unix:/tmp/x")
+    assert "--signal.service" not in command_words(oracle, RunStep("resume"), tmp_path, "unix:/tmp/x")
 
 
 def test_a_service_has_a_name_of_its_own_that_fits_a_socket():
@@ -162,7 +163,7 @@ def test_runs_with_a_model_of_their_own_hold_a_gpu_and_those_that_share_one_do_n
     tmp_path, monkeypatch, options, share
 ):
     monkeypatch.setattr("vlmsafe.studies.launch.ray.RayLauncher", Cluster)
-    _, gpus = _launcher(RunCommand("demo", launcher="ray", **options))
+    _, gpus = make_launcher(RunCommand("demo", launcher="ray", **options))
     (clip, _) = parse_study(STUDY.replace("scorer: embedded", "scorer: clip"), "").expand(tmp_path)
     (embedded, _) = parse_study(STUDY, "").expand(tmp_path)
     assert gpus(clip) == share
@@ -172,7 +173,7 @@ def test_runs_with_a_model_of_their_own_hold_a_gpu_and_those_that_share_one_do_n
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"gpus": -0.5}, "--gpus is -0.5; expected a share of one from 0 to 1, or a whole number"),
+        ({"gpus": -0.5}, "--gpus is -0.5; expected a share of one GPU from 0 to 1, or a whole number"),
         ({"gpus": 1.5}, "--gpus is 1.5; expected a share"),
         ({"gpus": float("nan")}, "--gpus is nan; expected a share"),
         ({"gpus": float("inf")}, "--gpus is inf; expected a share"),
@@ -182,4 +183,4 @@ def test_runs_with_a_model_of_their_own_hold_a_gpu_and_those_that_share_one_do_n
 def test_a_share_of_a_gpu_that_cannot_be_is_refused(monkeypatch, options, said):
     monkeypatch.setattr("vlmsafe.studies.launch.ray.RayLauncher", Cluster)
     with pytest.raises(InputError, match=said):
-        _launcher(RunCommand("demo", launcher="ray", **options))
+        make_launcher(RunCommand("demo", launcher="ray", **options))

@@ -1,9 +1,9 @@
-"""GPU-hours of the paper's whole set of runs: with a GPU in every run, and with one service for all.
+"""GPU-hours of all the paper's runs: with a GPU in every run, and with one scoring service for all of them.
 
-A run that holds a GPU holds it for as long as it trains, whether or not it scores. A service is busy only while it
-scores, so what it takes is frames divided by frames per second. Simulators and learners need the same cores either way.
-Speeds of simulators and learners come from `speeds.csv`, those of a GPU from `gpu_speeds.csv`; both name the command
-that measured them.
+A run that holds a GPU holds it for its whole training. A service needs it only while it scores, so its time is the
+number of frames divided by frames per second. Simulators and learners need the same cores either way. The speeds of
+simulators and learners come from `speeds.csv`, those of a GPU from `gpu_speeds.csv`; both name the command that
+measured them.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 from vlmsafe.studies.cost.plan import Speeds, measured_on
-from vlmsafe.studies.progress import ASIDE
+from vlmsafe.studies.progress import NO_RESULT
 from vlmsafe.studies.study import Study
 
 ALONE, FLOAT32, BFLOAT16, SERVICE = "one at a time", "batched float32", "batched bfloat16", "service bfloat16"
 _FRAME = 256 * 256 * 3  # bytes of a frame as it was measured
 PAPERS_HOURS = 4222
-"""What the paper reports, restarted and pilot runs included."""
+"""What the paper reports, including restarted and pilot runs."""
 
 Rates = dict[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
 class GpuRow:
-    """The runs of a study that no study before it has."""
+    """The runs of a study that no earlier study has."""
 
     study: str
     runs: int
     known: int
-    """Runs of which every speed was measured; the figures below are of these."""
+    """Runs of which every speed was measured; the numbers below are for these."""
     speed_unknown: int
     """Runs left out because the speed of their simulator or learner was not measured."""
     model_unknown: int
-    """Runs left out because the speed of their model on a GPU was not measured, alone and in batches."""
+    """Runs left out because the speed of their model on a GPU was not measured, one frame at a time and in batches."""
     frames: int
     core_hours: float
     """Simulators, frames and learners."""
     per_run: float
-    """GPU-hours, a GPU in every run and one frame at a time."""
+    """GPU-hours with a GPU in every run, one frame at a time."""
     per_run_batched: float
-    """The same with frames scored in batches while the simulators go on."""
+    """The same with frames scored in batches while the simulators run."""
     shared_float32: float
     shared_bfloat16: float
 
 
 def gpu_speeds() -> Rates:
-    """(model, how) -> frames per second; what was not measured is not there."""
+    """(model, how) -> frames per second, for everything that was measured."""
     rows = csv.DictReader(line for line in _table().splitlines() if not line.startswith("#"))
     return {(row["model"], row["how"]): float(row["frames_per_second"]) for row in rows if row["frames_per_second"]}
 
@@ -64,7 +64,7 @@ def _table() -> str:
 
 
 def gpu_plan(studies: Iterable[Study], speeds: Speeds | None = None, rates: Rates | None = None) -> list[GpuRow]:
-    """A row for each study; a run that several have is counted with the first, unless a study wants its own."""
+    """A row for each study; a run of several studies is counted with the first, unless a study is independent."""
     speeds, rates = speeds or Speeds.of(None), gpu_speeds() if rates is None else rates
     seen: set[str] = set()
     return [_row(study.name, list(_new_runs(study, seen)), speeds, rates) for study in studies]
@@ -72,7 +72,7 @@ def gpu_plan(studies: Iterable[Study], speeds: Speeds | None = None, rates: Rate
 
 def _new_runs(study: Study, seen: set[str]) -> Iterator[TrainConfig]:
     for spec in study.expand(Path(study.name)):
-        settings = {name: value for name, value in flatten(to_dict(spec.config)).items() if name not in ASIDE}
+        settings = {name: value for name, value in flatten(to_dict(spec.config)).items() if name not in NO_RESULT}
         key = json.dumps(settings, sort_keys=True, default=str)
         if study.independent or key not in seen:
             seen.add(key)
@@ -104,19 +104,19 @@ def _row(name: str, runs: list[TrainConfig], speeds: Speeds, rates: Rates) -> Gp
 
 
 def model_of(config: TrainConfig) -> str:
-    """The model of a run that a GPU would hold; empty where there is none, or one that needs no GPU."""
+    """The model of a run that needs a GPU; empty if it has none."""
     scorer = config.signal.scorer
     return str(parse_scorer(scorer)) if kind_of(scorer).wants_gpu else ""
 
 
 def frames_of(config: TrainConfig) -> int:
-    """Frames that a run scores at most: every k-th step, and those of its calibration."""
+    """The most frames that a run scores: every k-th step, and those of its calibration."""
     signal = config.signal
     return config.total_steps // signal.every + (signal.calibration.frames or 0) * signal.needs_calibration
 
 
 def notes(rows: list[GpuRow], rates: Rates | None = None) -> list[str]:
-    """What the figures rest on, and what they leave out."""
+    """What the numbers are based on, and what they leave out."""
     rates = gpu_speeds() if rates is None else rates
     served = max((rate for (_, how), rate in rates.items() if how == SERVICE), default=None)
     core, float32, bfloat16 = (
@@ -124,7 +124,7 @@ def notes(rows: list[GpuRow], rates: Rates | None = None) -> list[str]:
     )
     keeps_up = (
         [f"one GPU keeps up with simulators on about {core / float32:,.0f} cores in float32, and on "
-         f"{core / bfloat16:,.0f} in bfloat16; beside C cores it is held for {core:,.0f} / C hours"]
+         f"{core / bfloat16:,.0f} in bfloat16; with C cores of simulators it is in use for {core:,.0f} / C hours"]
         if bfloat16
         else []
     )  # fmt: skip
@@ -132,25 +132,25 @@ def notes(rows: list[GpuRow], rates: Rates | None = None) -> list[str]:
         f"measured: seconds per step, frame and pass ({measured_on().removeprefix('measured ')}); frames per second "
         "of one NVIDIA H200 (benchmarks/scoring.py)",
         *_of_service(served),
-        "bfloat16 means bfloat16 and compiled, a setting of a run (--signal.precision bfloat16 --signal.compile) that "
-        "the shipped studies do not have for CLIP; as they are, the float32 column is theirs",
-        "extrapolated: to all steps of all runs, with simulators on cores like those measured; of a service only the "
-        "time is counted in which it scores",
+        "bfloat16 means bfloat16 and compiled (--signal.precision bfloat16 --signal.compile); the shipped studies do "
+        "not set that for CLIP, so the float32 column applies to them",
+        "extrapolated: to all steps of all runs, with simulators on cores like those measured; for a service only the "
+        "time in which it scores is counted",
         *keeps_up,
-        "of training alone, as in the paper; evaluations, traces and runs that would be repeated are not counted",
+        "for training alone, as in the paper; evaluations, traces and repeated runs are not counted",
         *_left_out(rows),
         f"the paper reports {PAPERS_HOURS:,} GPU-hours for its runs, one GPU each, at about a dozen steps a second on "
-        "FormulaOne; its simulators and GPUs were others",
+        "FormulaOne, with other simulators and GPUs",
     ]
 
 
 def _of_service(rate: float | None) -> list[str]:
-    """Which figures are a service's own."""
+    """Which numbers were measured on a service."""
     if rate is None:
-        return ["the service's own rate was not measured, and that of the model in batches stands for it"]
+        return ["the rate of the service was not measured; that of the model in batches is used instead"]
     gigabits = 8 * _FRAME * rate / 1e9
     return [
-        "'shared, bfloat16' is the service's own rate, end to end; 'shared, float32' is the model's alone, in batches",
+        "'shared, bfloat16' uses the rate of the service, end to end; 'shared, float32' that of the model in batches",
         f"the service's {rate:,.0f} frames/s went through shared memory on one machine; frames from other nodes go "
         f"over TCP, about {gigabits:.0f} Gbit/s at that rate, which was not measured",
     ]

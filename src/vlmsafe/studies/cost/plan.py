@@ -1,9 +1,9 @@
-"""What a study will take: runs, steps, hours and memory, from speeds that were measured.
+"""The cost of a study: runs, steps, hours and memory, estimated from measured speeds.
 
-A run's speed is that of runs that are there already, if one has the same environment, workers, learner and scorer: the
-seconds per stage in its timing.jsonl. Otherwise it is put together from `speeds.csv`, which `benchmarks/speeds.py`
-measures part by part in seconds of one core: a step of the simulator, a frame, a score, a pass of the learner over a
-sample. Every row of a plan says which of the two it rests on.
+If there are runs with the same environment, workers, learner and scorer, the speed is theirs: the seconds per stage in
+timing.jsonl. Otherwise it is computed from `speeds.csv`. That table has the seconds of one core for a step of the
+simulator, a frame, a score, and a pass of the learner over a sample; `benchmarks/speeds.py` measures it. Every row of a
+plan says which of the two it is based on.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import VlmsafeError
 from vlmsafe.runs.run import Run
 from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, kind_of, parse_scorer
-from vlmsafe.studies.progress import glance
+from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.scorer.shared import shares
-from vlmsafe.studies.study import Look, RunSpec
+from vlmsafe.studies.study import EpisodeRequest, RunSpec, cells
 
-_GUESS = 2**30  # bytes of a run of something that was never measured
-_HORIZON = 1000  # steps of an episode where only the environment knows
+_GUESS = 2**30  # bytes of a run whose memory was never measured
+_HORIZON = 1000  # steps of an episode whose length only the environment knows
 _FROM_RUNS, _FROM_TABLE, _UNKNOWN = "runs", "table", "not measured"
 
 Key = tuple[str, int, str, int, str, int]
@@ -46,57 +46,57 @@ class Speeds:
 
     @cached_property
     def _runs(self) -> dict[Key, float]:
-        """Seconds of one core per step, of every kind of run that is there."""
+        """Seconds of one core per step, for every kind of run under the folder."""
         found: dict[Key, tuple[float, int]] = {}
         for path in sorted(self.root.glob("*/*/*/seed-*/timing.jsonl")) if self.root else ():
             try:
                 run = Run.open(path.parent)
                 rows = run.rows("timing")
             except VlmsafeError:
-                continue  # a damaged run has no speed; who runs its study is told
+                continue  # a damaged run has no speed; `study run` reports it
             seconds = sum(value for row in rows for name, value in row.items() if name != "epoch")
             before = found.get(_key(run.config), (0.0, 0))
             found[_key(run.config)] = (before[0] + seconds, before[1] + len(rows) * run.config.steps_per_epoch)
         return {key: key[1] * seconds / steps for key, (seconds, steps) in found.items() if steps}
 
     def training(self, config: TrainConfig) -> tuple[float | None, str]:
-        """Seconds of one core for a whole run, and what they rest on."""
+        """Seconds of one core for a whole run, and what they are based on."""
         if (measured := self._runs.get(_key(config))) is not None:
             return measured * config.total_steps, _FROM_RUNS
         step, passed = self._env(config.env, "step"), self.parts.get((config.learner.algorithm, "pass"))
-        looked = self._looking(config.env, [config.signal.scorer], config.signal.every)
-        if step is None or passed is None or looked is None:
+        scored = self._scoring(config.env, [config.signal.scorer], config.signal.every)
+        if step is None or passed is None or scored is None:
             return None, _UNKNOWN
         spec = config.spec
         starts = config.epochs * config.num_envs if spec.fresh_process else config.num_envs
         begin = starts * (self._env(config.env, "start") or 0.0)
-        # The critics are fitted in every pass; stopping early by the divergence would only make it shorter.
-        return config.total_steps * (step + looked + config.learner.update_iters * passed) + begin, _FROM_TABLE
+        # The critics are fitted in every pass; stopping early by the divergence only makes it shorter.
+        return config.total_steps * (step + scored + config.learner.update_iters * passed) + begin, _FROM_TABLE
 
     def without_model(self, config: TrainConfig) -> float | None:
-        """Seconds of one core for a whole run whose model is elsewhere, from the table alone; None: not measured."""
+        """Seconds of one core for a whole run without its model, from the table alone; None if not measured."""
         step, passed = self._env(config.env, "step"), self.parts.get((config.learner.algorithm, "pass"))
         scorer, frame = config.signal.scorer, self._env(config.env, "frame")
-        looked = frame if kind_of(scorer).wants_gpu else self._looking(config.env, [scorer], 1)
-        if step is None or passed is None or looked is None:
+        scored = frame if kind_of(scorer).wants_gpu else self._scoring(config.env, [scorer], 1)
+        if step is None or passed is None or scored is None:
             return None
         starts = config.epochs * config.num_envs if config.spec.fresh_process else config.num_envs
-        per_step = step + looked / config.signal.every + config.learner.update_iters * passed
+        per_step = step + scored / config.signal.every + config.learner.update_iters * passed
         return config.total_steps * per_step + starts * (self._env(config.env, "start") or 0.0)
 
-    def looking(self, spec: RunSpec, look: Look, *, trace: bool) -> float | None:
-        """Seconds of one core for an evaluation or a trace of a run, episodes taken to be as long as they can be."""
+    def episodes(self, spec: RunSpec, request: EpisodeRequest, *, trace: bool) -> float | None:
+        """Seconds of one core for an evaluation or a trace of a run, with episodes of full length."""
         step = self._env(spec.env, "step")
-        scorers = list(look.scorers) or [spec.config.signal.scorer]
+        scorers = list(request.scorers) or [spec.config.signal.scorer]
         scorers = [DEFAULT_SCORER if name == NO_SCORER else name for name in scorers] if trace else []
-        looked = self._looking(spec.env, scorers, look.every)
-        if step is None or looked is None:
+        scored = self._scoring(spec.env, scorers, request.every)
+        if step is None or scored is None:
             return None
         length = env_spec(spec.env).horizon or _HORIZON
-        return look.count * (length * (step + looked) + (self._env(spec.env, "start") or 0.0))
+        return request.count * (length * (step + scored) + (self._env(spec.env, "start") or 0.0))
 
     def memory(self, spec: RunSpec, *, shared: bool = False) -> int:
-        """Bytes of a run: the main process, its workers, and the model, unless that is shared."""
+        """Bytes of a run: the main process, its workers, and the model unless it is shared."""
         config = spec.config
         elsewhere = shared and shares(config.signal.scorer)
         worker = self._env(config.env, "memory")
@@ -107,7 +107,7 @@ class Speeds:
         return int(main + config.num_envs * worker + model)
 
     def _env(self, env: str, quantity: str) -> float | None:
-        """A variant that was not measured is taken to be as the environment itself."""
+        """A quantity of an environment; a variant that was not measured counts as the environment itself."""
         found = self.parts.get((env, quantity))
         return self.parts.get((env.partition(":")[0], quantity)) if found is None else found
 
@@ -116,10 +116,10 @@ class Speeds:
             return 0.0
         scorer = parse_scorer(name)
         found = self.parts.get((str(scorer), quantity))
-        # Models of one kind differ in size; of the other scorers, what follows the colon does not matter.
+        # Models of one kind differ in size. For other scorers, the part after the colon does not matter.
         return self.parts.get((scorer.kind.name, quantity)) if found is None and not scorer.kind.wants_gpu else found
 
-    def _looking(self, env: str, scorers: Iterable[str], every: int) -> float | None:
+    def _scoring(self, env: str, scorers: Iterable[str], every: int) -> float | None:
         """Seconds per step for frames and scores."""
         total = 0.0
         for name in scorers:
@@ -132,7 +132,7 @@ class Speeds:
 
 
 def gpu_share(spec: RunSpec, share: float) -> float:
-    """What a run needs of a GPU, if those that need one get so much: one whose own process holds a large model."""
+    """The GPU share of a run: `share` if its own process holds a large model, else 0."""
     signal = spec.config.signal
     return share if kind_of(signal.scorer).wants_gpu and signal.device != "cpu" else 0.0
 
@@ -145,13 +145,13 @@ def shipped_speeds() -> dict[tuple[str, str], float]:
 
 
 def measured_on() -> str:
-    """The machine of the shipped table, in words."""
+    """The machine on which the shipped table was measured."""
     text = (resources.files("vlmsafe.studies.cost") / "speeds.csv").read_text(encoding="utf-8")
     return text.splitlines()[0].removeprefix("#").strip()
 
 
 def _key(config: TrainConfig) -> Key:
-    """What decides how long a step takes."""
+    """The settings that decide how long a step takes."""
     signal = config.signal
     return (
         config.env, config.num_envs, config.learner.algorithm, config.learner.update_iters, signal.scorer,
@@ -169,7 +169,7 @@ class PlanRow:
     done: int
     steps: int
     run_hours: float | None
-    """Of one run, with its workers in parallel; None where nothing like it was measured."""
+    """Hours of one run with its workers in parallel; None if nothing like it was measured."""
     core_hours_left: float | None
     memory: int
     source: str
@@ -177,11 +177,11 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study's plan, and its sums."""
+    """The plan of a study, with totals."""
 
     rows: tuple[PlanRow, ...]
     at_a_time: int
-    """Runs that cores and memory allow together."""
+    """Cores that the runs can use together, within cores and memory."""
     cores: int
 
     @property
@@ -202,7 +202,7 @@ class StudyPlan:
 
     @property
     def hours(self) -> float:
-        """Until the end, with as many runs at a time as there is room for."""
+        """Hours until the end, with as many runs at a time as there is room for."""
         return self.core_hours / max(1, min(self.cores, self.at_a_time))
 
     @property
@@ -214,37 +214,34 @@ class StudyPlan:
         if _FROM_TABLE in sources:
             found.append(f"'table': {measured_on()}")
         if _UNKNOWN in sources:
-            found.append("what was not measured is left out of the hours; a run of a few epochs measures it")
+            found.append("the hours leave out what was not measured; a run of a few epochs measures it")
         return found
 
 
 def plan(specs: Sequence[RunSpec], root: Path, cores: int, memory: int, speeds: Speeds | None = None) -> StudyPlan:
-    """What a study will take from here on, on so many cores and bytes of memory."""
+    """What remains to be done in a study, and how long that takes with the given cores and memory."""
     speeds = speeds or Speeds.of(root)
-    cells: dict[tuple[str, str], list[RunSpec]] = {}
-    for spec in specs:
-        cells.setdefault((spec.env, spec.arm), []).append(spec)
-    rows = tuple(_row(own, speeds) for own in cells.values())
+    rows = tuple(_row(own, speeds) for own in cells(specs).values())
     widest = max(spec.config.num_envs for spec in specs)
     largest = max(row.memory for row in rows)
     return StudyPlan(rows, max(1, min(cores // widest, memory // largest)) * widest, cores)
 
 
 def _row(own: Sequence[RunSpec], speeds: Speeds) -> PlanRow:
-    """Runs of an arm are alike, so the first one speaks for all."""
+    """The row of a cell; its runs cost the same, so the first one is estimated."""
     first = own[0]
     training, source = speeds.training(first.config)
-    looks = [(look, False) for look in first.evaluations] + [(look, True) for look in first.traces]
-    looking = [speeds.looking(first, look, trace=trace) for look, trace in looks]
+    evaluations = [speeds.episodes(first, request, trace=False) for request in first.evaluations]
+    episodes = evaluations + [speeds.episodes(first, request, trace=True) for request in first.traces]
     done, left = 0, 0.0
     for spec in own:
-        seen = glance(spec)
+        seen = run_progress(spec)
         missing = max(0, spec.config.epochs - seen.epochs) / spec.config.epochs
-        extra = len(looks) - seen.evaluations - seen.traces
+        extra = len(episodes) - seen.evaluations - seen.traces
         done += not missing and not extra
-        share = extra / len(looks) if looks else 0.0
-        left += missing * (training or 0.0) + share * sum(seconds or 0.0 for seconds in looking)
-    whole = None if training is None else training + sum(seconds or 0.0 for seconds in looking)
+        share = extra / len(episodes) if episodes else 0.0
+        left += missing * (training or 0.0) + share * sum(seconds or 0.0 for seconds in episodes)
+    whole = None if training is None else training + sum(seconds or 0.0 for seconds in episodes)
     return PlanRow(
         first.env, first.arm, len(own), done, sum(spec.config.total_steps for spec in own),
         run_hours=None if whole is None else whole / 3600.0 / first.config.num_envs,

@@ -1,21 +1,21 @@
-"""A study's folder at a URL: any store that fsspec knows, such as s3://, gs://, abfs:// or file://.
+"""A study's folder at a URL: any store that fsspec supports, such as s3://, gs://, abfs:// or file://.
 
-Runs work in a local folder and are copied to the store at each checkpoint; machines come and go, the store stays. Per
-run it holds objects, named by what is in them, and lists of them:
+Runs work in a local folder and are copied to the store at each checkpoint, so a run survives the loss of its machine.
+For each run the store holds objects, named by their content, and lists of them:
 
     <url>/<run>/objects/<sha256>
-    <url>/<run>/lists/00000012-<owner>.json      which object is which file, and whose run this is now
+    <url>/<run>/lists/00000012-<owner>.json      which object is which file, and which process owns the run
 
-Nothing there is ever changed. A copy first adds the objects that are new, then a list with the next number; whoever
-reads takes the newest list that is whole, so a copy that is killed half-way leaves the run as it was before. Objects
-of older lists are removed later; whoever was just reading them begins again with what is newest then. What every
-machine's study has in common is kept beside the runs in the same way.
+Nothing in the store is ever changed. A copy first adds the new objects, then a list with the next number. A reader
+takes the newest complete list, so a copy that is killed half-way leaves the run as it was before. Objects that only
+older lists name are removed later; a reader that misses one starts again with the newest list. The files of the study
+itself are kept in the same way, next to the runs.
 
-A list names its owner, the process that works on the run. One that finds another owner stops: the study believed it
-dead and started the run again elsewhere. Stores know no locks, so an owner looks again after it has added its objects
-and once more after its list: of two with the same number the claim stays.
+A list names its owner, the process that works on the run. A process that finds another owner stops: the study counted
+it as lost and restarted the run elsewhere. Stores have no locks, so an owner checks again after it has added its
+objects and once more after its list. Of two lists with the same number, that of the newer owner counts.
 
-A local folder remembers what it has from a store, in `.copy-of`. Nothing else in it is ever overwritten or removed.
+A local folder records in `.copy-of` what it has from a store. Nothing else in it is ever overwritten or removed.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from vlmsafe.io.disk import disk_errors, make_directory
 from vlmsafe.io.files import write_atomically
 
 _CHUNK = 2**20
-_KEPT = 2  # lists of which objects are kept: somebody may just be reading the last but one
-# Locks and the log of a study's scoring service are a machine's own, hidden files are being written.
+_LISTS_KEPT = 2  # lists of which the objects are kept: a reader may still use the last but one
+# Locks and the log of a scoring service belong to one machine, and hidden files are being written.
 _NOT_COPIED = re.compile(r"(^|/)(lock|\..*)$|^logs/scorer\.log$")
-_MARK = ".copy-of"  # the URL, and the digests of what the folder has from it
-_LOOKS = 3  # at lists, of which older ones may be removed while they are read
+_MARK = ".copy-of"  # the URL, and the digests of the files from it
+_READS = 3  # attempts to read the lists, because older ones may be removed meanwhile
 STUDY_TREE = "study"
 _OF_STUDY = ("study.yaml", "claims.yaml", "journal.jsonl", "configs", "logs")
 
 
 def is_url(place: str) -> bool:
-    """Whether a place is a URL of a store and not a folder.
+    """Whether a place is the URL of a store and not a folder.
 
     >>> is_url("s3://bucket/runs"), is_url("runs/mine")
     (True, False)
@@ -58,13 +58,13 @@ def is_url(place: str) -> bool:
 
 
 def known_scheme(place: str) -> str:
-    """The store that a place names at its beginning, as `s3` in `s3://bucket` or `S3:bucket`; empty for a folder."""
+    """The kind of store that a place starts with, such as `s3` in `s3://bucket` or `S3:bucket`; empty for a folder."""
     scheme, colon, _ = place.partition(":")
     return scheme.lower() if colon and scheme.lower() in fsspec.available_protocols() else ""
 
 
 class Unreachable(RunError):
-    """The store does not answer, or not as it should."""
+    """The store does not answer, or answers with an error."""
 
 
 class Taken(RunError):
@@ -72,12 +72,12 @@ class Taken(RunError):
 
 
 class _Missing(RunError):
-    """An object that a list names is not there."""
+    """An object that a list names is missing."""
 
 
 @contextmanager
 def _reaching(url: str) -> Iterator[None]:
-    """Turn what a store raises, each kind its own, into one line."""
+    """Turn the exceptions of any kind of store into one line."""
     try:
         yield
     except VlmsafeError:
@@ -103,11 +103,11 @@ class Store:
         return Tree(self._fs, posixpath.join(self._path, name), f"{self.url}/{name}")
 
     def fetch_study(self, folder: Path) -> None:
-        """What the study itself keeps, from whatever machine it was run before."""
+        """Fetch the files of the study itself."""
         self.tree(STUDY_TREE).fetch(folder, _OF_STUDY, merge=True)
 
     def has_study(self) -> bool:
-        """Whether a study was ever kept here."""
+        """Whether there is a study in the store."""
         return self.tree(STUDY_TREE).newest() is not None
 
     def store_study(self, folder: Path) -> None:
@@ -129,7 +129,7 @@ class Listing:
 
     @classmethod
     def from_bytes(cls, number: int, data: bytes) -> Listing | None:
-        """None where it is not whole: a copy was killed while it wrote this."""
+        """None if it is incomplete, because a copy was killed while it wrote the list."""
         digest, _, text = data.partition(b"\n")
         if hashlib.sha256(text).hexdigest().encode() != digest:
             return None
@@ -144,18 +144,18 @@ class Tree:
         self._fs, self._path, self._url = fs, path, url
 
     def newest(self, but: Collection[Listing] = ()) -> Listing | None:
-        """The newest list that is whole, apart from some."""
+        """The newest complete list that is not in `but`."""
         with _reaching(self._url):
-            for _ in range(_LOOKS):
+            for _ in range(_READS):
                 found = next((listing for _, listing in self._listings() if listing not in but), None)
                 if found is not None or not self._names("lists"):
                     return found
         return None
 
     def claim(self, owner: str) -> None:
-        """Make a process the one that works on the run.
+        """Make a process the owner of the run.
 
-        What copies that were killed left is not removed here: the owner before may be alive and copy at this moment.
+        Rests of killed copies are not removed here, because the previous owner may be copying at this moment.
         """
         with _reaching(self._url):
             while True:
@@ -168,14 +168,14 @@ class Tree:
                     return
                 if now.number > listing.number:
                     raise self._taken(now)
-                # The owner before has just written a list of the same number: the claim goes on top of it.
+                # The previous owner has just written a list with the same number: claim again with the next one.
 
     def fetch(self, folder: Path, only: Iterable[str] = (), *, merge: bool = False) -> bool:
-        """Make a local folder what the newest list says, or leave it alone where there is none; whether there was.
+        """Make a local folder equal to the newest list; whether there is a list. Without one the folder stays as it is.
 
-        `only` names the files and folders of it that are fetched; by default all are. A folder with work that is not
-        from here is refused. With `merge` that holds only if nothing in it is: else a file that was changed there but
-        not here stays.
+        `only` names the files and folders to fetch; by default all of them. A folder with files that are not from this
+        store is refused. With `merge` it is refused only if none of its files is from here; otherwise a file that was
+        changed locally but not in the store stays.
         """
         with _reaching(self._url):
             tried: list[Listing] = []
@@ -184,7 +184,7 @@ class Tree:
                 try:
                     return self._make(folder, listing, tuple(only), merge)
                 except _Missing as error:
-                    # Removed, because there is a newer list by now; or lost, and the list before is whole.
+                    # Either it was removed and there is a newer list, or it was lost and an older list is complete.
                     tried.append(listing)
                     missing = error
             if missing is not None:
@@ -203,13 +203,13 @@ class Tree:
         changed = {name for name, digest in local.items() if digest not in known and digest != wanted.get(name)}
         refused = changed and not (merge and marked is not None)
         if not wanted and (refused or not local):
-            return False  # it was claimed, and nothing was copied yet
+            return False  # the run was claimed, but nothing was copied yet
         if refused:
             raise InputError(
-                f"{folder} holds runs that are not a copy of {self._url} ({min(changed)} is not from there), and "
-                "nothing is overwritten; choose another --root, or move it away"
+                f"{folder} is not a copy of {self._url} ({min(changed)} is not from there), and nothing is "
+                "overwritten; choose another --root, or move the folder away"
             )
-        self._mark(folder, known | set(wanted.values()))  # a fetch that is killed leaves some of both
+        self._mark(folder, known | set(wanted.values()))  # a fetch that is killed leaves files of both
         for name in local.keys() - wanted.keys() - changed:
             (folder / name).unlink()
         for name, digest in wanted.items():
@@ -219,18 +219,18 @@ class Tree:
         return True
 
     def store(self, folder: Path, owner: str, only: Iterable[str] = (), *, mark: bool = False) -> None:
-        """Copy what is new in a local folder; a process at work in it may add to its files meanwhile.
+        """Copy the new files of a local folder to the store; a process may append to them meanwhile.
 
-        With `mark` the folder counts as a copy from now on: whatever is newer here may be fetched into it.
+        With `mark` the folder counts as a copy from now on, so newer files may be fetched into it.
         """
         with _reaching(self._url):
             before = self._owned(owner)
             if mark and self._known(folder) is None:
                 self._mark(folder, set())
             there = set(map(posixpath.basename, self._names("objects")))
-            # An object that is there although no list names it may be half of one.
+            # An object that no list names may be incomplete, so it is copied again.
             files = self._add_files(folder, only, there & set({} if before is None else before.files.values()))
-            before = self._owned(owner)  # copying takes its time
+            before = self._owned(owner)  # copying takes a while
             if before is None or files != before.files:
                 listing = Listing(0 if before is None else before.number + 1, owner, files)
                 self._write(self._list_path(listing), listing.to_bytes())
@@ -244,7 +244,7 @@ class Tree:
                 self._mark(folder, set(files.values()))
 
     def _owned(self, owner: str) -> Listing | None:
-        """The newest list, if it is the owner's, or there is none."""
+        """The newest list, None if there is none; an error if another process owns it."""
         listing = self.newest()
         if listing is not None and listing.owner != owner:
             raise self._taken(listing)
@@ -256,7 +256,7 @@ class Tree:
     # -- the local folder --
 
     def _known(self, folder: Path) -> set[str] | None:
-        """Digests of what a folder has from here; None where it was never copied from or to here."""
+        """Digests of the files that a folder has from here; None if it was never copied from or to here."""
         try:
             url, *digests = (folder / _MARK).read_text().splitlines()
         except FileNotFoundError:
@@ -276,7 +276,7 @@ class Tree:
                     if digest not in known:
                         file.seek(0)
                         self._add(digest, file, size)
-            except FileNotFoundError:  # an old checkpoint that was just dropped
+            except FileNotFoundError:  # an old checkpoint that was just removed
                 if path.exists():
                     raise
                 continue
@@ -286,12 +286,12 @@ class Tree:
     # -- the store --
 
     def _listings(self) -> Iterator[tuple[str, Listing]]:
-        """Lists that are whole, newest first."""
+        """Complete lists, newest first."""
         for path in sorted(self._names("lists"), reverse=True):
             number = int(posixpath.basename(path).partition("-")[0])
             try:
                 listing = Listing.from_bytes(number, self._fs.cat_file(path))
-            except FileNotFoundError:  # just removed: there are newer ones
+            except FileNotFoundError:  # it was just removed, so there are newer ones
                 continue
             if listing is not None:
                 yield path, listing
@@ -336,29 +336,29 @@ class Tree:
             aside.unlink(missing_ok=True)
 
     def _chunks(self, digest: str) -> Iterator[bytes]:
-        """An object piece by piece. What goes wrong here is the store's matter and not the disk's."""
+        """An object piece by piece. Errors here are errors of the store, not of the disk."""
         with _reaching(self._url):
             try:
                 with self._fs.open(self._object_path(digest), "rb") as source:
                     while chunk := source.read(_CHUNK):
                         yield chunk
             except FileNotFoundError as error:
-                raise _Missing(f"{self._url} is damaged: it does not have object {digest}, which it lists") from error
+                raise _Missing(f"{self._url} is damaged: the object {digest} is missing, which it lists") from error
 
     def _tidy(self, lists: list[tuple[str, Listing]], there: set[str]) -> None:
-        """Remove older lists, and objects that were there before and are named by no newer one."""
-        for path, _ in lists[_KEPT:]:
+        """Remove old lists, and those of the objects in `there` that no newer list names."""
+        for path, _ in lists[_LISTS_KEPT:]:
             self._remove(path)
-        for digest in there.difference(*(listing.files.values() for _, listing in lists[:_KEPT])):
+        for digest in there.difference(*(listing.files.values() for _, listing in lists[:_LISTS_KEPT])):
             self._remove(self._object_path(digest))
 
     def _remove(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):  # others tidy too
+        with contextlib.suppress(FileNotFoundError):  # other processes remove it too
             self._fs.rm_file(path)
 
 
 def _files(folder: Path, only: Iterable[str] = ()) -> list[tuple[str, Path]]:
-    """What is copied of a folder: first checkpoints, which say how much of the other files they need."""
+    """The files of a folder to copy. Checkpoints come first, because they say how much of the other files they need."""
     found = []
     for top in [folder / name for name in only] or [folder]:
         for place, folders, names in os.walk(top):
@@ -376,7 +376,7 @@ def _digest(path: Path) -> tuple[str, int]:
 
 
 def _digest_of(file: BinaryIO) -> tuple[str, int]:
-    """Digest and size of a file as it is now; it may grow meanwhile, but what it has does not change."""
+    """Digest and size of a file as it is now. It may grow meanwhile, but its content so far does not change."""
     size = left = os.fstat(file.fileno()).st_size
     digest = hashlib.sha256()
     while left and (chunk := file.read(min(left, _CHUNK))):

@@ -1,10 +1,10 @@
-"""The scoring service as actors of a Ray cluster: one per GPU, wherever Ray finds them.
+"""The scoring service on a Ray cluster: one actor per GPU.
 
-An actor hosts the same server as `vlmsafe serve`; Ray places it, starts it again when it dies, and knows it by name.
-Frames do not go through Ray: a run asks for the address of the actor that has the fewest clients, then talks to the
-server there, through shared memory on the same machine and over TCP from others. It asks again whenever the connection
-breaks, so it finds a service that came back elsewhere. Asking is left to a process of its own, because Ray changes the
-process that it is used in: threads, handlers of signals, and a hundred megabytes.
+An actor hosts the same server as `vlmsafe serve`. Ray places it on a node, restarts it if it dies, and finds it by
+name. Frames do not go through Ray. A run asks Ray for the address of the actor with the fewest clients and connects to
+the server there: through shared memory on the same machine, over TCP from other machines. It asks again whenever the
+connection breaks, so it finds a service that was restarted elsewhere. A separate process asks Ray, because Ray adds
+threads, signal handlers and a hundred megabytes to the process that uses it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ServiceActor:
     """Hosts a server; an actor of Ray."""
 
     def __init__(self, socket: str, anywhere: bool) -> None:
-        # Before PyTorch is loaded: threads that wait actively take the cores from the runs that they wait for.
+        # Before PyTorch is loaded: busy-waiting threads would take the cores from the runs.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from vlmsafe.signals.service.engine import Engine
         from vlmsafe.signals.service.server import Server, share_buffers
@@ -36,9 +36,9 @@ class ServiceActor:
         share_buffers()
         ray = import_ray()
         self._node = ray.util.get_node_ip_address()
-        engine = Engine(cores=usable_cores())  # Ray leaves torch one, and nothing else here computes
+        engine = Engine(cores=usable_cores())  # Ray limits torch to one, but nothing else in this process computes
         remove_left_behind()
-        # One name for all its lives, so that nothing is left behind by each.
+        # The name stays the same when Ray restarts the actor, so restarts leave no files behind.
         self._local = Address("unix", os.path.join(tempfile.gettempdir(), socket))
         listener, self._clean_up = listen(self._local)
         self._servers = [Server(listener, engine)]
@@ -46,7 +46,7 @@ class ServiceActor:
         if anywhere:
             listener, _ = listen(Address("tcp", self._node, 0), anywhere=True)
             self._tcp = str(Address("tcp", self._node, listener.getsockname()[1]))
-            # Whoever reaches the network reaches this, so no code is run that a client names.
+            # Everyone on the network can connect, so the server runs no code that a client names.
             self._servers.append(Server(listener, engine, python=False))
 
     def place(self) -> Place:
@@ -56,23 +56,23 @@ class ServiceActor:
         return os.getpid()
 
     def close(self) -> None:
-        """Take no more clients, finish what is queued, and leave nothing behind."""
+        """Take no more clients, finish queued requests, and remove all files."""
         for server in self._servers:
             server.stop()
         self._clean_up()
-        # The name was made for this service alone, so nobody waits for its lock.
+        # The name is unique to this service, so nothing waits for its lock.
         Path(f"{self._local.place}.lock").unlink(missing_ok=True)
 
 
 class RayService:
-    """A pool of actors that lives as long as the study that started it."""
+    """A pool of actors that lives as long as the study."""
 
     def __init__(self, name: str, *, replicas: int | None = None, anywhere: bool = True) -> None:
-        """`anywhere` is whether runs on other machines reach it; this process is connected to Ray."""
+        """Start the actors; this process is connected to Ray. `anywhere`: whether other machines can connect."""
         self.name, self._ray = name, import_ray()
         ray = self._ray
         gpus = int(ray.cluster_resources().get("GPU", 0))
-        # No core is asked for: on a small machine a run would wait for it for ever.
+        # It asks for no core: on a small machine a run would then wait for ever.
         kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=4, num_cpus=0, num_gpus=min(1, gpus))
         made = kind(ServiceActor)
         self.actors = [
@@ -89,8 +89,8 @@ class RayService:
     def address(self) -> str:
         return f"ray:{self.name}"
 
-    def look(self) -> None:
-        """Nothing to do: Ray itself starts again what dies."""
+    def restart_if_dead(self) -> None:
+        """Nothing to do: Ray restarts actors itself."""
 
     def close(self) -> None:
         closing = [actor.close.remote() for actor in self.actors]

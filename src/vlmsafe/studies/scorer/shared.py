@@ -1,4 +1,4 @@
-"""One scoring service for all runs of a study: which runs ask it, and how it is kept alive on this machine."""
+"""One scoring service for all runs of a study: which runs use it, and how it is kept alive on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vlmsafe.studies.launch.local import start_process, stop_process
 
 _STARTING, _STOPPING = 60.0, 30.0  # seconds
 _PAUSE = 2.0  # seconds between two starts of a service that dies at once
-_YOUNG = 60.0  # seconds in which a service may have made its lock and not yet taken it
+_YOUNG = 60.0  # seconds in which a service may have created its lock file without holding the lock yet
 
 
 class SharedScorer(Protocol):
@@ -31,8 +31,8 @@ class SharedScorer(Protocol):
     @property
     def address(self) -> str: ...
 
-    def look(self) -> None:
-        """Called several times a second: start it again, if it died and nobody else does."""
+    def restart_if_dead(self) -> None:
+        """Restart the service if it died; called several times a second."""
 
     def close(self) -> None: ...
 
@@ -44,27 +44,27 @@ def shares(scorer: str) -> bool:
 
 
 def service_name(title: str) -> str:
-    """A name that no other service has, and from which one sees whose it is; short, because it becomes a socket's."""
+    """A unique name that starts with the study's title; short, because it becomes the name of a socket."""
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', title)[:30].strip('-')}-{uuid.uuid4().hex[:8]}"
 
 
 def socket_name(name: str, number: int) -> str:
-    """The file of a service's socket in the folder for temporary files."""
+    """The file name of a service's socket in the folder for temporary files."""
     return f"vlmsafe-{name}-{number}"
 
 
 def remove_left_behind() -> None:
-    """Sockets and locks of studies' services that were killed; whoever is at work holds the lock beside its socket."""
+    """Remove sockets and locks of services that were killed; a live service holds the lock of its socket."""
     own = re.compile(r"vlmsafe-.+-[0-9a-f]{8}-[0-9]+\.lock")
     found = [path for path in Path(tempfile.gettempdir()).glob("vlmsafe-*.lock") if own.fullmatch(path.name)]
     for path in found:
-        with contextlib.suppress(OSError):  # somebody else's, in use, or removed by another in this moment
+        with contextlib.suppress(OSError):  # another user's, in use, or just removed by another process
             if time.time() > path.lstat().st_mtime + _YOUNG:
                 _remove_unless_held(path)
 
 
 def _remove_unless_held(lock: Path) -> None:
-    """Remove a lock and its socket. OSError: it is held."""
+    """Remove a lock and its socket; OSError if a process holds the lock."""
     handle = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,7 +75,7 @@ def _remove_unless_held(lock: Path) -> None:
 
 
 class LocalScorer:
-    """`vlmsafe serve` on this machine, started again when it dies."""
+    """`vlmsafe serve` on this machine, restarted if it dies."""
 
     def __init__(self, title: str, log: Path) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="vlmsafe-"))
@@ -93,11 +93,11 @@ class LocalScorer:
         make_directory(self._log.parent)
         words = (sys.executable, "-m", "vlmsafe", "serve", "--socket", str(self._socket))
         with disk_errors(self._log), self._log.open("ab") as log:
-            # Threads that wait actively would take the cores from the runs that they wait for.
+            # Busy-waiting threads would take the cores from the runs.
             self.process = start_process(words, log, {"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
         self._started = time.monotonic()
 
-    def look(self) -> None:
+    def restart_if_dead(self) -> None:
         if self.process.poll() is not None and time.monotonic() > self._started + _PAUSE:
             self._start()
 

@@ -1,4 +1,4 @@
-"""How far a study is, as tables: cell by cell or run by run, drawn over themselves on a terminal."""
+"""The tables of `vlmsafe study`: how far a study is, cell by cell or run by run, and how numbers are printed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.cli.terminal import out
+from vlmsafe.cli.terminal import listing, out
 
 if TYPE_CHECKING:
-    from vlmsafe.studies.progress import CellState
+    from vlmsafe.studies.progress import CellProgress
     from vlmsafe.studies.study import RunSpec, Study
 
 REDRAW = 2.0  # seconds
 
 
 class Screen:
-    """A table that is drawn over itself on a terminal, and not at all elsewhere. It draws when told, in no thread."""
+    """A table that is redrawn in place on a terminal, and not drawn elsewhere. It uses no thread."""
 
     def __init__(self, draw: Callable[[], Table]) -> None:
         self._draw, self._live, self._due = draw, Live(console=out, auto_refresh=False, transient=True), 0.0
@@ -44,12 +44,11 @@ class Screen:
 
 
 def status_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: bool = False) -> Table:
-    from vlmsafe.studies.execute import failures, under_way
-    from vlmsafe.studies.progress import cell_states
+    from vlmsafe.studies.journal import failures, running_rows
+    from vlmsafe.studies.progress import study_progress
 
     names = {spec.name for spec in specs}
     failed = {name: reason for name, reason in failures(folder).items() if name in names}
-    states = list(cell_states(specs, failed, under_way(folder, elsewhere)))
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
     for heading in ("environment", "arm"):
         table.add_column(heading, overflow="fold")
@@ -60,10 +59,10 @@ def status_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere
     def share(count: int, total: int) -> str:
         return f"{count}/{total}" if total else "-"
 
-    for state in states:
+    for cell in study_progress(specs, failed, running_rows(folder, elsewhere)):
         table.add_row(
-            state.env, state.arm, share(state.trained, state.runs), f"{100 * state.epochs // state.all_epochs} %",
-            share(state.evaluations, state.all_evaluations), share(state.traces, state.all_traces), _now(state),
+            cell.env, cell.arm, share(cell.trained, cell.runs), f"{100 * cell.epochs // cell.all_epochs} %",
+            share(cell.evaluations, cell.all_evaluations), share(cell.traces, cell.all_traces), _now(cell),
         )  # fmt: skip
     if failed:
         table.caption = Text("\n".join(f"failed: {name}: {reason}" for name, reason in failed.items()))
@@ -72,16 +71,16 @@ def status_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere
 
 
 def runs_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: bool = False) -> Table:
-    """Every run of a study on a line of its own."""
-    from vlmsafe.studies.execute import failures, last_rows, under_way
-    from vlmsafe.studies.progress import glance
+    """A table with one row per run."""
+    from vlmsafe.studies.journal import failures, last_rows, running_rows
+    from vlmsafe.studies.progress import run_progress
 
-    failed, running, last = failures(folder), under_way(folder, elsewhere), last_rows(folder)
+    failed, running, last = failures(folder), running_rows(folder, elsewhere), last_rows(folder)
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
     for heading in ("run", "now", "step", "epochs", "node", "since", "log"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("epochs", "since"))
     for spec in specs:
-        seen, row = glance(spec), last.get(spec.name, {})
+        seen, row = run_progress(spec), last.get(spec.name, {})
         complete = seen.evaluations == len(spec.evaluations) and seen.traces == len(spec.traces)
         if spec.name in running:
             now = "[cyan]running[/]"
@@ -99,8 +98,29 @@ def runs_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: 
     return table
 
 
-def _now(state: CellState) -> str:
-    """What goes on in a cell, in words."""
-    counts = (("running", state.running, "cyan"), ("stopped", state.stopped, "yellow"), ("failed", state.failed, "red"))
+def _now(cell: CellProgress) -> str:
+    """What the runs of a cell are doing, in words."""
+    counts = (("running", cell.running, "cyan"), ("stopped", cell.stopped, "yellow"), ("failed", cell.failed, "red"))
     words = [f"[{colour}]{count} {word}[/]" for word, count, colour in counts if count]
-    return ", ".join(words) or ("[green]done[/]" if state.done else "waiting")
+    return ", ".join(words) or ("[green]done[/]" if cell.done else "waiting")
+
+
+def cell_table(*headings: str) -> Table:
+    """A table whose first two columns, environment and arm, are never cut, and whose other columns fold."""
+    table = listing(*headings)
+    table.columns[1].no_wrap = True
+    for column in table.columns[2:]:
+        column.overflow = "fold"
+    return table
+
+
+def steps_text(steps: int) -> str:
+    """A number of steps, in millions if there are that many."""
+    return f"{steps / 1e6:g} M" if steps >= 1e6 else f"{steps:,}"
+
+
+def hours(number: float | None) -> str:
+    """A number of hours with two or three digits that matter; a question mark if it is not known."""
+    if number is None:
+        return "?"
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 1 else f"{number:.2f}"

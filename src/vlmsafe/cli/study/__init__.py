@@ -1,0 +1,1 @@
+"""vlmsafe study: one module per group of verbs, and what they share."""

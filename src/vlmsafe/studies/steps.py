@@ -1,0 +1,123 @@
+"""The next step of a run in a study, and the command that does it.
+
+Nothing is remembered between two calls of `vlmsafe study run`. The files of a run alone decide what is finished,
+interrupted or missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from vlmsafe.config.yaml import to_dict, to_yaml
+from vlmsafe.errors import RunError, VlmsafeError
+from vlmsafe.io.disk import make_directory
+from vlmsafe.io.files import write_atomically
+from vlmsafe.io.locks import is_locked
+from vlmsafe.runs.layout import frames_path, is_run
+from vlmsafe.runs.run import Run
+from vlmsafe.runs.tables import read_table
+from vlmsafe.runs.traces import read_about
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, parse_scorer
+from vlmsafe.studies.scorer.shared import shares
+from vlmsafe.studies.study import EpisodeRequest, RunSpec
+
+VLMSAFE = (sys.executable, "-m", "vlmsafe")
+_CONFIGS = "configs"
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """A step of a run."""
+
+    kind: Literal["train", "resume", "evaluate", "trace"]
+    request: EpisodeRequest | None = None
+    """The evaluation or trace to make."""
+
+    def __str__(self) -> str:
+        return self.kind if self.request is None else f"{self.kind} {self.request.protocol}"
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Another process is working on the run."""
+
+
+def next_step(spec: RunSpec) -> RunStep | Busy | None:
+    """The next step of a run; None if it is complete."""
+    if not is_run(spec.path):
+        return Busy() if is_locked(spec.path) else RunStep("train")
+    try:
+        run = Run.open(spec.path)
+    except VlmsafeError as error:
+        raise RunError(f"{spec.path} cannot be read: {error}; move it away, and it is made again") from error
+    status = run.status()
+    if status == "running":
+        return Busy()
+    if status != "finished":
+        return RunStep("resume")
+    for request in spec.evaluations:
+        if not _evaluated(run, request):
+            return RunStep("evaluate", request)
+    for request in spec.traces:
+        if not _traced(run, request):
+            return RunStep("trace", request)
+    return None
+
+
+def _evaluated(run: Run, request: EpisodeRequest) -> bool:
+    """Whether there is an evaluation of the last checkpoint with at least as many episodes as requested."""
+    path = run.evaluation_path(request.protocol)
+    if not path.exists():
+        return False
+    table = read_table(path, ["checkpoint_epoch"])
+    return len(table) >= request.count and set(table["checkpoint_epoch"]) == {run.config.epochs}
+
+
+def _traced(run: Run, request: EpisodeRequest) -> bool:
+    """The same for a trace, which must also have the requested scorers, interval and frames."""
+    path = run.trace_path(request.protocol)
+    if not path.exists() or (request.frames and not frames_path(path).exists()):
+        return False
+    about = read_about(path)
+    own = DEFAULT_SCORER if run.config.signal.scorer == NO_SCORER else run.config.signal.scorer
+    wanted = [str(parse_scorer(name).absolute) for name in request.scorers or (own,)]
+    if about.get("every") != request.every or [entry["scorer"] for entry in about.get("scorers", ())] != wanted:
+        return False
+    table = read_table(path, ["checkpoint_epoch", "episode"])
+    return table["episode"].n_unique() >= request.count and set(table["checkpoint_epoch"]) == {run.config.epochs}
+
+
+def config_path(spec: RunSpec, folder: Path) -> Path:
+    """The file with the settings of a run, from which it is trained."""
+    return folder / _CONFIGS / f"{spec.name}.yaml"
+
+
+def command_words(spec: RunSpec, step: RunStep, folder: Path, service: str = "") -> tuple[str, ...]:
+    """The command line of a step; for training, the settings of the run are written to a file first.
+
+    The address of a scoring service is not a setting of the run. It is always passed to runs that can share a scorer,
+    so that a run that was started with a service can be resumed without one.
+    """
+    given = spec.config.signal.service
+    asking = ("--signal.service", service or given) if shares(spec.config.signal.scorer) else ()
+    if step.kind == "train":
+        path = config_path(spec, folder)
+        make_directory(path.parent)
+        write_atomically(path, to_yaml(to_dict(replace(spec.config, run_dir=None))).encode())
+        return (*VLMSAFE, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet", *asking)
+    if step.kind == "resume":
+        return (*VLMSAFE, "train", "--resume", str(spec.path), "--quiet", *asking)
+    request = step.request
+    assert request is not None
+    words = [step.kind, str(spec.path), "--protocol", request.protocol, "--episodes", str(request.count)]
+    words += ["--processes", str(max(1, spec.config.num_envs))]
+    if step.kind == "trace":
+        # An existing trace has fewer episodes, or is of another epoch.
+        words += ["--every", str(request.every), "--overwrite"]
+        words += [word for scorer in request.scorers for word in ("--scorer", scorer)]
+        words += ["--frames"] if request.frames else []
+        words += ["--service", service] if service else []
+    return (*VLMSAFE, *words)
