@@ -15,7 +15,7 @@ DEMO := runs/demo
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 # What `make check` runs: tests that mostly compute. Those in these folders that do not are marked slow.
 FAST := $(addprefix tests/,analysis cli comparison config io learners paper report runs envs/small envs/test_api.py \
-	envs/test_gym.py signals/test_*.py studies/cost studies/test_study.py studies/test_study_definitions.py test_*.py)
+	envs/test_gym.py signals/test_*.py studies/cost studies/test_*.py test_*.py)
 
 install: $(VENV)/installed
 

@@ -11,6 +11,8 @@ from vlmsafe.studies.execute import execute
 from vlmsafe.studies.schema import load_study
 from vlmsafe.studies.steps import next_step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["lead-time", pytest.param("substitutions", marks=pytest.mark.soak)])
 def test_a_shipped_study_runs_at_a_tiny_scale_and_its_report_has_its_part_of_the_paper(name, tmp_path, capsys):

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import polars as pl
+import pytest
 from in_process import InProcess
 
 from vlmsafe.cli import main
@@ -20,6 +21,8 @@ from vlmsafe.runs.checkpoint import load_checkpoint, path_of
 from vlmsafe.studies.execute import execute
 from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.schema import parse_study
+
+pytestmark = pytest.mark.slow
 
 STUDY = """\
 name: speeding
