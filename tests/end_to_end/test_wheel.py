@@ -35,7 +35,7 @@ def test_an_installed_wheel_trains_evaluates_and_reports_without_the_checkout(tm
     where = call(fresh / "python", "-c", "import vlmsafe; print(vlmsafe.__file__)")
     assert str(tmp_path / "fresh") in where
     assert wheel.name.split("-")[1] in call(fresh / "vlmsafe", "--version")
-    assert "vlmsafe" in call(fresh / "vlmsafe", "doctor")
+    assert "embedded" in call(fresh / "vlmsafe", "doctor")
     call(fresh / "vlmsafe", *TRAIN, home / "runs" / "ppo-lag" / "seed-1")
     call(fresh / "vlmsafe", "evaluate", home / "runs" / "ppo-lag" / "seed-1", "--episodes", "2")
     call(fresh / "vlmsafe", "report", home / "runs")
