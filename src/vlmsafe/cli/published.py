@@ -1,4 +1,4 @@
-"""vlmsafe published: the paper's tables, and our own results beside them."""
+"""vlmsafe published: the paper's tables, and comparisons of runs with them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PublishedCommand:
     names: tyro.conf.Positional[tuple[str, ...]] = ()
     """For show: one name. For compare: one or more directories."""
     runs: bool = False
-    """compare: also print every run by itself, beside the published run of the same seed."""
+    """compare: also print every single run, next to the published run of the same seed."""
     out: Path | None = None
     """compare: write the whole table, arms and runs, to a .csv or .json file."""
 
@@ -87,7 +87,7 @@ def _show(name: str) -> None:
     for window, means in windows().items():
         if window in used:
             out.print(f"- {window}: {means}", markup=False, soft_wrap=True)
-    # An empty column takes room and says nothing; what it would hold is listed all the same. Notes stand below.
+    # Empty columns are not printed, but the list of columns below has them. Notes follow the table.
     shown = [column for column in cells.columns if column != "note" and cells[column].null_count() < cells.height]
     notes = cells["note"].to_list() if "note" in cells.columns else [None] * cells.height
     body = Table(box=box.SIMPLE_HEAD)
@@ -97,7 +97,7 @@ def _show(name: str) -> None:
     for row, note in zip(cells.select(shown).iter_rows(), notes, strict=True):
         texts = [value or "-" for value in row]
         body.add_row(*map(Text, [texts[0] + (" *" if note else ""), *texts[1:]]))
-    # A table that is too wide for the terminal keeps its lines: less -S shows them.
+    # The lines of a table that is too wide for the terminal are not folded: less -S shows them.
     natural = Measurement.get(out, out.options.update(width=1000), body).maximum
     Console(file=out.file, highlight=False, width=max(natural, out.width)).print(body)
     for row, note in zip(cells.select(shown).iter_rows(), notes, strict=True):
@@ -137,12 +137,12 @@ def _compare(command: PublishedCommand) -> None:
 
 
 def _print_comparison(table: pl.DataFrame, *, with_runs: bool) -> None:
-    """A table for each arm, and below it what was done otherwise than in the paper, once each."""
+    """Print a table for each arm, followed by a numbered list of the differences from the paper."""
     for _, rows in table.group_by("env", "arm", "method", maintain_order=True):
         first = rows.row(0, named=True)
         title = f"{first['env']}, {first['arm']}; in the paper: {first['paper_arm']}"
-        beside = rows.drop_nulls("published")
-        if beside.is_empty():
+        paired = rows.drop_nulls("published")
+        if paired.is_empty():
             out.print(f"{title}, without a value beside these results\n", markup=False, soft_wrap=True)
             continue
         differences: dict[str, int] = {}
@@ -153,20 +153,20 @@ def _print_comparison(table: pl.DataFrame, *, with_runs: bool) -> None:
             body.add_column(heading, justify="right", no_wrap=True)
         body.add_column("in the paper", no_wrap=True)
         body.add_column("differs in")
-        for row in beside.iter_rows(named=True):
+        for row in paired.iter_rows(named=True):
             if row["run"] is None or with_runs:
                 body.add_row(*map(Text, _line(row, differences)))
         out.print(body)
         for text, number in differences.items():
             out.print(f"  {number}. {text}", markup=False, soft_wrap=True)
-        out.print(f"  {rows.height - beside.height} results have no published value; --out writes them too.\n")
+        out.print(f"  {rows.height - paired.height} results have no published value; --out writes them too.\n")
     found = table.drop_nulls("published")
     count = found["comparable"].sum()
     out.print(f"{count} of {found.height} published values beside ours were obtained under the same conditions.")
 
 
 def _line(row: dict[str, Any], differences: dict[str, int]) -> list[str]:
-    """The cells of a row; a difference that is new gets the next number."""
+    """The cells of a row; a new difference gets the next number."""
     numbers = [differences.setdefault(text, len(differences) + 1) for text in row["differences"]]
     window = row["window"]
     return [

@@ -1,9 +1,9 @@
-"""Our own results beside the published ones, with what keeps the two from being the same experiment.
+"""Our results next to the published ones, with the differences between the two experiments.
 
-Each row is a quantity of one run, or of an arm over its runs, from training or from an evaluation. Where the paper has
-the same quantity of the same method and environment, and for a run also of the same seed, its value stands beside ours.
-The two are called comparable only if nothing was found in the run's own configuration and results that the paper did
-otherwise: settings, scorer, world, scenarios, number of episodes, epochs trained, seeds of an arm.
+Each row is a quantity of one run, or of an arm over its runs, from training or from an evaluation. If the paper has the
+same quantity for the same method and environment, and for a run also for the same seed, the row has that value too. The
+two are comparable only if the configuration and the results of the run show no difference from the paper in settings,
+scorer, world, scenarios, number of episodes, epochs trained, or seeds of an arm.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _METRIC_NAMES = {"path": "path_length", "net_progress": "progress"}
 _OWN_UNITS = {"arrival_pct": "%", "length": "steps"}
 
 # Settings that say where and how fast a run was made, or that the paper leaves open (the number of simulators).
-_ASIDE = re.compile(
+_NO_RESULT = re.compile(
     r"run_dir|seed|env|method|num_envs|fresh_workers|max_worker_restarts|tensorboard|checkpoint\..*"
     r"|signal\.(device|compile|batch|scoring|service|service_wait)"
 )
@@ -105,7 +105,7 @@ EVALUATIONS = (
 
 @dataclass(frozen=True)
 class _Cell:
-    """One of our results, and in which conditions of its own it departs from the paper's."""
+    """One of our results, and how its conditions differ from the paper's."""
 
     quantity: str
     source: str
@@ -115,10 +115,10 @@ class _Cell:
 
 
 def side_by_side(runs: Sequence[ArmRun]) -> pl.DataFrame:
-    """Every training and evaluation result of the runs beside the published one: arms first, each with its runs below.
+    """Every training and evaluation result of the runs, with the published one: each arm, followed by its runs.
 
-    `differences` names what was done otherwise than in the paper, as far as configuration and results tell;
-    `comparable` is true where nothing was.
+    `differences` names what differs from the paper, as far as configuration and results show it; `comparable` is true
+    if nothing does.
     """
     rows: list[dict[str, Any]] = []
     for (env, arm), members in by_arm(runs).items():
@@ -135,7 +135,7 @@ def side_by_side(runs: Sequence[ArmRun]) -> pl.DataFrame:
 
 def _run_row(run: Run, cell: _Cell) -> dict[str, Any]:
     row: dict[str, Any] = _shared(cell) | {"ours": cell.value, "ours_runs": 1}
-    value, settings = _beside([run.config], cell, run.config.seed)
+    value, settings = _published_value([run.config], cell, run.config.seed)
     if value is None:
         return row
     return row | _published(value, cell.value, [*settings, *cell.differences, value.remark])
@@ -150,7 +150,7 @@ def _arm_rows(members: Sequence[ArmRun], cells: Sequence[Sequence[_Cell]]) -> It
     for group in groups.values():
         own, first = summary([cell.value for _, cell in group]), group[0][1]
         row: dict[str, Any] = _shared(first) | {"ours": own.mean, "ours_std": own.std, "ours_runs": own.n}
-        value, settings = _beside([run.config for run, _ in group], first, None)
+        value, settings = _published_value([run.config for run, _ in group], first, None)
         if value is not None:
             conditions = [text for _, cell in group for text in cell.differences]
             seeds = _seed_difference(sorted(run.config.seed for run, _ in group), value)
@@ -194,10 +194,12 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
-# -- the published value beside one of ours ---------------------------------------------------------------------
+# -- the published value for one of ours ---------------------------------------------------------------------
 
 
-def _beside(configs: Sequence[TrainConfig], cell: _Cell, seed: int | None) -> tuple[PublishedValue | None, list[str]]:
+def _published_value(
+    configs: Sequence[TrainConfig], cell: _Cell, seed: int | None
+) -> tuple[PublishedValue | None, list[str]]:
     """The published value of the settings nearest to ours, and what still differs."""
     env, world = _paper_env(configs[0].env)
     key = (env, configs[0].method, seed, cell.quantity, cell.window)
@@ -242,7 +244,7 @@ def _settings_differences(configs: Sequence[TrainConfig], value: PublishedValue)
         calibrated = config.signal.needs_calibration or paper.signal.needs_calibration
         for key in theirs:
             irrelevant = (
-                _ASIDE.fullmatch(key)
+                _NO_RESULT.fullmatch(key)
                 or (key == "frame_indicators" and not looks_at_frames(config.signal.scorer))
                 or (key.startswith("signal.calibration.") and not calibrated)
             )
@@ -296,13 +298,13 @@ def _logged(row: dict[str, Any], column: str) -> float | None:
 def _evaluation_cells(run: Run, name: str, table: pl.DataFrame) -> Iterator[_Cell]:
     hint = f"expected an evaluation's table in {run.evaluations}"
     require_columns(table, (*_EVALUATION.values(), "scenario", "traffic_seed", "checkpoint_epoch"), name, hint)
-    beside, differences = _nearest_evaluation(run.config, table)
+    window, differences = _nearest_evaluation(run.config, table)
     metrics = {_METRIC_NAMES.get(metric, metric): metric for metric in run.config.spec.metrics}
     for quantity, column in {**_EVALUATION, **metrics}.items():
         mean = table[column].cast(pl.Float64).mean() if column in table.columns else None
         if isinstance(mean, float):
             scale = 100.0 if quantity.endswith("_pct") else 1.0
-            yield _Cell(quantity, name, beside, scale * mean, differences)
+            yield _Cell(quantity, name, window, scale * mean, differences)
 
 
 def _nearest_evaluation(config: TrainConfig, table: pl.DataFrame) -> tuple[str | None, tuple[str, ...]]:
