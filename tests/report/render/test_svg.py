@@ -140,3 +140,17 @@ def test_arms_of_one_panel_differ_in_colour_where_a_chart_has_no_legend():
 @pytest.mark.parametrize(("value", "text"), [(9999.7, "10,000"), (9999.4, "9,999"), (12345.6, "12,346"), (0.5, "0.5")])
 def test_values_are_written_as_people_do(value, text):
     assert value_text(value) == text
+
+
+def test_a_long_number_at_the_end_of_an_axis_stays_inside():
+    panel = Panel("t", Axis("x"), Axis("y"), [Dots("a", [240_000.0], [1.0])])
+    root = ElementTree.fromstring(panel_svg(panel, Chart("x", "x", [panel], ["a"]), "k"))
+    (label,) = (node for node in root.iter("text") if node.text == "240.0005k")
+    assert float(label.get("x")) + 6.0 * len(label.text) / 2 < 380
+
+
+def test_marks_with_values_that_are_no_numbers_are_left_out():
+    nan = float("nan")
+    marks = [Span("a", 1.0, nan, 0.0, 2.0), Bar("a", 0.0, nan, "y"), Band("a", [0, 1], [0.0, nan], [1.0, 2.0])]
+    panel = Panel("t", Axis("x"), Axis("y"), marks)
+    assert "nan" not in panel_svg(panel, Chart("x", "x", [panel], ["a"]), "k")
