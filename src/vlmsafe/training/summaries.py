@@ -135,6 +135,21 @@ def epoch_row(
     }
 
 
+def epoch_notes(epoch: int, episodes: Sequence[Row], every: int, has_multiplier: bool) -> Iterator[str]:
+    """What a user should know of an unusual epoch."""
+    if not any(row.get("scored", 1) for row in episodes):  # a run without a scorer has no such figure
+        yield (
+            f"epoch {epoch}: nothing was scored; no episode lasts the {every} steps between two scored frames "
+            "(--signal.every)"
+        )
+    if not finished_among(episodes):
+        consequence = ", so the multiplier is unchanged" if has_multiplier else ""
+        yield (
+            f"epoch {epoch}: no episode finished{consequence}; "
+            "a larger steps_per_epoch or fewer num_envs gives episodes time to end"
+        )
+
+
 class Clock:
     """Seconds spent in each stage of an epoch."""
 

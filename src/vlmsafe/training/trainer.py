@@ -28,7 +28,7 @@ from vlmsafe.training.constraints import Constraints
 from vlmsafe.training.display import Display
 from vlmsafe.training.score import Scoring, calibrate
 from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, SHUFFLE, Setup
-from vlmsafe.training.summaries import Clock, EpisodeWindow, Row, episode_rows, epoch_row, finished_among
+from vlmsafe.training.summaries import Clock, EpisodeWindow, Row, episode_rows, epoch_notes, epoch_row, finished_among
 
 
 class Trainer:
@@ -51,14 +51,10 @@ class Trainer:
         self.epoch = 0
         self.saved_epoch: int | None = None
         self.constraints = Constraints(self.config)
-        self.learner = LEARNERS[self.config.learner.algorithm](
-            self.dimensions.observation,
-            self.dimensions.action,
-            self.config.learner,
-            np.random.default_rng((self.config.seed, INITIAL)),
-            more_critics=1 if self.constraints.signal_multiplier else 0,
-        )
-        self.normaliser = Normaliser.empty(self.dimensions.observation)
+        sizes, learner, rng = self.dimensions, self.config.learner, np.random.default_rng((self.config.seed, INITIAL))
+        more_critics = 1 if self.constraints.signal_multiplier else 0
+        self.learner = LEARNERS[learner.algorithm](sizes.observation, sizes.action, learner, rng, more_critics)
+        self.normaliser = Normaliser.empty(sizes.observation)
         self.window = EpisodeWindow(self.config.cost_window)
         self.probe: list[float] | None = None
 
@@ -203,17 +199,10 @@ class Trainer:
         self.run.append("episodes", list(episodes))
         self.run.append("epochs", [row])
         self.display.epoch(row)
-        if scored and not any(episode["scored"] for episode in episodes):
-            self.display.note(
-                f"epoch {self.epoch}: nothing was scored; no episode lasts the {self.config.signal.every} steps "
-                "between two scored frames (--signal.every)"
-            )
-        if not finished_among(episodes):
-            consequence = ", so the multiplier is unchanged" if self.constraints.multiplier else ""
-            self.display.note(
-                f"epoch {self.epoch}: no episode finished{consequence}; "
-                "a larger steps_per_epoch or fewer num_envs gives episodes time to end"
-            )
+        for note in epoch_notes(
+            self.epoch, episodes, self.config.signal.every, self.constraints.multiplier is not None
+        ):
+            self.display.note(note)
 
     def save_if_due(self) -> None:
         if self.epoch % self.config.checkpoint.every == 0 or self.epoch == self.config.epochs:
@@ -304,9 +293,7 @@ class Trainer:
         return {"scorer": {"name": self.config.signal.scorer, **self.scoring.scorer.describe()}} if self.scoring else {}
 
     def _note_crash(self, crash: WorkerCrash) -> None:
-        self.display.note(
-            f"worker {crash.task} died ({crash.cause}); restart {crash.restart}, collecting its share again"
-        )
-        self.run.event(
-            "worker crashed", epoch=self.epoch + 1, worker=crash.task, cause=crash.cause, restart=crash.restart
-        )
+        details = {"worker": crash.task, "cause": crash.cause, "restart": crash.restart}
+        self.run.event("worker crashed", epoch=self.epoch + 1, **details)
+        note = f"worker {crash.task} died ({crash.cause}); restart {crash.restart}, collecting its share again"
+        self.display.note(note)
