@@ -55,7 +55,6 @@ def outcome_column(outcome: Outcome, suffix: str = "", heading: str = "") -> Col
         f"{QUANTITIES[outcome]}{suffix}",
         heading or _HEADINGS[outcome],
         1 if is_rate(outcome) else 2,
-        percent=is_rate(outcome),
         hint=_HINTS[outcome],
     )
 
@@ -149,7 +148,7 @@ def metrics_of(runs: Iterable[RunRecord], protocol: str) -> list[str]:
 
 def metric_column(metric: str) -> Column:
     heading = "arrived %" if metric == "arrived" else metric.replace("_", " ")
-    return Column(metric, heading, 1 if metric == "arrived" else 2, percent=metric == "arrived")
+    return Column(metric, heading, 1 if metric == "arrived" else 2)
 
 
 def over_budget(arm: ArmRecord, source: str, window: Window) -> Cell:

@@ -52,7 +52,6 @@ class Column:
     heading: str
     digits: int | None = None
     """Decimals of numbers; None for text."""
-    percent: bool = False
     hint: str = ""
     """What the column means. The page shows it when a reader points at the heading."""
 

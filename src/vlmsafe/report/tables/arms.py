@@ -132,7 +132,7 @@ def by_environment(dataset: Dataset, entry: Entry) -> Table | Missing:
     if not rows:
         return Missing(entry.kind, "By environment", f"no arm has a {word_of(outcome)}")
     digits = 1 if is_rate(outcome) else 2
-    columns = [Column("arm", "arm"), *(Column(env, env, digits, percent=is_rate(outcome)) for env in envs)]
+    columns = [Column("arm", "arm"), *(Column(env, env, digits) for env in envs)]
     title = entry.title or f"{word_of(outcome).capitalize()} by environment"
     return Table("by-environment", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
 

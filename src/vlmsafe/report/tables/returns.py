@@ -105,7 +105,7 @@ def passive(dataset: Dataset, entry: Entry) -> Table | Missing:
 _THRESHOLD = Column(
     "threshold", "passive below", 1, hint="environment return below which an episode without cost is passive"
 )
-_PASSIVE = Column("passive_pct", "passive %", 1, percent=True, hint="episodes without cost that return less than that")
+_PASSIVE = Column("passive_pct", "passive %", 1, hint="episodes without cost that return less than that")
 
 
 def passive_runs(dataset: Dataset, entry: Entry) -> Table | Missing:
