@@ -18,7 +18,7 @@ EMBEDDED = ("metadrive-easy", "bullet-car-reach", "formula-one-l1")
 TABLES = {
     "multiplier": {"multiplier-runs", "multiplier-terms", "multiplier-epochs"},
     "lead-time": {"lead-time-aucs", "lead-time-runs", "lead-time-counts", "lead-lag", "score-variability"},
-    "gate": {"gate", "gate-cells", "gate-thresholds"},
+    "gate": {"gate", "gate-margins", "gate-cells", "gate-thresholds"},
 }
 DEFINED = {"multiplier": set(), "lead-time": {"lead-time"}, "gate": {"gate-roc"}}
 """Tables that need a contact, and something else."""
@@ -98,7 +98,7 @@ def check_gate(steps, tables, figures):
     """The cells are of all scored frames, and contact in the same step is what it is judged by."""
     seen = steps.filter("scored")
     assert [row["gate"] for row in tables["gate-cells"]][:3] == ["s = 10", "s = 50", "s = 100"]
-    assert {row["frames"] for row in tables["gate-cells"]} == {len(seen)}
+    assert {row["frames"] for row in tables["gate-margins"]} == {len(seen)}
     contacts = seen.select((pl.col("cost") > 0.0).sum()).item()
     judged = 0 < contacts < len(seen)
     assert ("gate-roc" in tables) == judged

@@ -110,7 +110,7 @@ def test_gate_holds_what_the_analysis_gives_with_the_options_of_the_command(stud
     found = diagnose("gate", read_sources([study / "shaped"], options), "braking")
     cells = gate_cells(steps, frames=30)
     assert [row["kappa_q75"] for row in records(found, "gate-cells")] == cells["kappa_q75"].to_list()
-    assert {row["frames"] for row in records(found, "gate-cells")} == {30}
+    assert {row["frames"] for row in records(found, "gate-margins")} == {30}
     roc = gate_roc(steps, resamples=20, seed=3)
     assert [row["auc_low"] for row in records(found, "gate-roc")] == roc["low"].to_list()
     flagged = gate_thresholds(steps, seed=3).filter(threshold=0.5, half=2)["precision"].item()

@@ -14,6 +14,7 @@ from vlmsafe.report.elements import (
     Axis,
     Band,
     Bar,
+    Box,
     Chart,
     Dots,
     Line,
@@ -27,6 +28,8 @@ from vlmsafe.report.render.files import chart_csv
 from vlmsafe.report.render.pictures import chart_svg, png
 from vlmsafe.report.render.scales import limits
 from vlmsafe.report.request import Entry, StudyInfo
+
+ENV = "metadrive-easy"
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +198,76 @@ def test_lead_lag_lines_keep_clear_of_the_frame(charts):
     low, high = limits(panel, "y")
     assert low < min(values)
     assert max(values) < high
+
+
+# -- what diagnoses draw --------------------------------------------------------------------------------------------
+
+
+def lines_of(panel, group):
+    return [mark for mark in panel.marks if isinstance(mark, Line) and mark.group == group]
+
+
+def test_a_replay_shows_both_multipliers_of_every_run_and_what_the_term_added(study, charts):
+    value, change = charts["multiplier-replay"].panels
+    replays = study.replays(study.every_arm[ENV, SIGNAL])
+    both = [line.y for line in lines_of(value, SIGNAL)]
+    assert len(both) == 2 * len(replays) == 8
+    for table, line in zip(replays.values(), lines_of(change, SIGNAL), strict=True):
+        assert table["rebuilt"].to_list() in both
+        assert table["without_term"].to_list() in both
+        assert line.y == table["change"].to_list()
+    assert not lines_of(value, PLAIN), "an arm without a signal has no term to remove"
+
+
+def test_aucs_of_signals_as_they_are_have_a_figure_of_their_own(study, charts):
+    (panel,) = charts["lead-time-raw"].panels
+    aucs = study.lead_times(Entry("lead-time"))[ENV].filter(signal="negative")
+    (raw,) = (line.y for line in lines_of(panel, "c_vlm"))
+    assert raw == aucs.filter(form="raw")["auc"].to_list()
+    (standardised,) = (line.y for line in lines_of(charts["lead-time"].panels[0], "c_vlm"))
+    assert standardised == aucs.filter(form="standardised")["auc"].to_list() != raw
+
+
+def test_boxes_stand_at_the_quantiles_of_each_run_under_every_gate(study, charts):
+    cells = study.gate_cells(Entry("gate"))[ENV]
+    gates = ["s = 10", "s = 50", "s = 100", "calibrated", "recorded"]
+    titles = [panel.title for panel in charts["gate-cells"].panels]
+    assert titles == ["Margin", *(f"κ, {gate}{', c = 0' if '=' in gate else ''}" for gate in gates)]
+    assert [panel.title for panel in charts["gate"].panels] == ["Margin", "κ, s = 100, c = 0", "κ, calibrated"]
+    shown = [("margin", "s = 10"), *(("kappa", gate) for gate in gates)]
+    for panel, (name, gate) in zip(charts["gate-cells"].panels, shown, strict=True):
+        boxes = [mark for mark in panel.marks if isinstance(mark, Box)]
+        own = cells.filter(gate=gate)
+        assert [(box.low, box.median, box.high) for box in boxes] == own.select(
+            f"{name}_low", f"{name}_median", f"{name}_high"
+        ).rows()
+
+
+def test_gates_calibrated_on_other_episodes_are_drawn_for_both_halves(study, charts):
+    roc, precision = charts["gate-curves"].panels
+    curves = study.gate_curves(Entry("gate"))[ENV]
+    for half, line in zip((1, 2), lines_of(roc, "κ, calibrated on other episodes"), strict=True):
+        own = curves.filter(score="kappa", calibrated_on="other half", half=half)
+        assert (list(line.x), list(line.y)) == (own["false_positive_rate"].to_list(), own["recall"].to_list())
+    assert len(lines_of(precision, "negated margin")) == 1
+    (line,) = lines_of(precision, "negated margin")
+    assert line.y[0] is None, "nothing is flagged at the first threshold, so there is no precision"
+
+
+def test_returns_lead_from_what_the_environment_paid_to_what_was_logged(charts):
+    (panel,) = charts["returns"].panels
+    spans = {mark.name: mark for mark in panel.marks if isinstance(mark, Span)}
+    assert len(spans) == len(panel.y.categories) == 8
+    bonus = {name: span.high - span.low for name, span in spans.items()}
+    assert bonus[f"{PLAIN} seed-42"] == 0.0
+    assert bonus[f"{SIGNAL} seed-42"] == pytest.approx(60.0)
+    assert spans[f"{SIGNAL} seed-42"].centre == spans[f"{SIGNAL} seed-42"].low, "the environment's return"
+
+
+def test_cost_is_drawn_against_everything_it_is_correlated_with(charts):
+    titles = [panel.title for panel in charts["cost-against"].panels]
+    assert [title.split(":")[0] for title in titles] == [
+        "Cost against route completion",
+        "Cost against environment return",
+    ]
+    assert "Spearman" in titles[0]

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 class ReportCommand:
     """Write a report on runs: one HTML file that opens anywhere, offline, with the answer first.
 
-    Beside it, in a folder of its name, every table is written as CSV, LaTeX and Markdown, every figure as PNG, PDF and
+    A folder of the same name gets every table as CSV, JSON, LaTeX and Markdown, and every figure as SVG, PNG, PDF and
     CSV.
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories, or folders that hold runs. claims.yaml in a folder says what is compared (docs/audit.md)."""
+    """Run directories, or folders that hold runs. claims.yaml in a folder says what is compared."""
     out: Path | None = None
-    """The HTML file; by default report.html in the folder, or in the current one where there are several."""
+    """The HTML file; by default report.html in the folder, or in the current folder if several were given."""
     question: str = ""
-    """The question that the report begins with; by default the first comparison's."""
+    """The question that the report begins with; by default that of the first comparison."""
     files: bool = True
-    """Whether tables and figures are also written beside the page."""
+    """Whether tables and figures are also written as files."""
 
 
 def report_verb(argv: list[str]) -> None:

@@ -41,7 +41,7 @@ _TABLES: Mapping[str, Sequence[str]] = {
     "lead-time": (
         "lead-time", "lead-time-aucs", "lead-time-counts", "lead-lag", "score-variability", "lead-time-runs",
     ),
-    "gate": ("gate", "gate-cells", "gate-roc", "gate-thresholds"),
+    "gate": ("gate", "gate-margins", "gate-cells", "gate-roc", "gate-thresholds"),
     "returns": ("returns-runs", "cost-correlations", "passive-runs"),
 }  # fmt: skip
 _FIGURES: Mapping[str, Sequence[str]] = {

@@ -1,4 +1,4 @@
-"""What a reader needs to make the runs again: each arm's exact configuration, commands, versions."""
+"""What a reader needs to run everything again: the configuration of each arm, commands and versions."""
 
 from __future__ import annotations
 

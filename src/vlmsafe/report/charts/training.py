@@ -1,6 +1,6 @@
-"""The figures of training: curves with their seeds, the multiplier and its terms, scores.
+"""The figures of training: curves of every seed, the multiplier and its terms, and scores.
 
-The environment's return and the shaped return never share an axis: one is the task's, the other holds the bonus.
+The environment's return and the shaped return never share an axis, because only the shaped one has the bonus in it.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def multiplier_replay(dataset: Dataset, entry: Entry) -> Chart | Missing:
         for arm in dataset.arms(env, entry):
             for run, table in dataset.replays(arm).items():
                 epochs = floats(table, "epoch").tolist()
-                values.append(Line(arm.name, epochs, floats(table, "rebuilt").tolist(), run))
+                values.append(Line(arm.name, epochs, floats(table, "rebuilt").tolist(), run, faint=True))
                 without = floats(table, "without_term").tolist()
                 values.append(Line(arm.name, epochs, without, f"{run}, without the term", dashed=True))
                 changes.append(Line(arm.name, epochs, floats(table, "change").tolist(), run))
@@ -147,7 +147,7 @@ def multiplier_replay(dataset: Dataset, entry: Entry) -> Chart | Missing:
     if not panels:
         return Missing(entry.kind, "Multiplier replay", "no arm has a signal term in its multiplier")
     caption = "Each run's multiplier replayed from its own record; costs are held fixed: a direct effect only."
-    keys = (("line", "with the signal term"), ("dashed", "without it"))
+    keys = (("faint", "with the signal term"), ("dashed", "without it"))
     return make_chart(dataset, entry, "Multiplier with and without the signal term", panels, caption, keys)
 
 

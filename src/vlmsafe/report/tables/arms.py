@@ -1,4 +1,4 @@
-"""The tables of arms and runs: what each came to, from evaluations and from training, published values beside."""
+"""The tables of arms and runs: their outcomes in evaluations and in training, with the published values."""
 
 from __future__ import annotations
 
@@ -287,6 +287,6 @@ def published(dataset: Dataset, entry: Entry) -> Table | Missing:
         Column("label", "where"),
         Column("differences", "done otherwise than in the paper"),
     ]
-    caption = "Mean ± population deviation over runs. Nothing found does not mean the same experiment: seeds differ."
+    caption = "Mean ± population deviation over runs. Even where no difference was found, the seeds differ."
     title = entry.title or "Beside the published values"
     return Table("published", title, columns, rows, caption, entry.label, fold=not entry.asked)

@@ -1,4 +1,4 @@
-"""The tables of comparisons: what differs between two arms, by how much, and what the test makes of it."""
+"""The tables of comparisons: how much two arms differ, what the test says, and where runs of one seed part."""
 
 from __future__ import annotations
 

@@ -47,21 +47,39 @@ def gate(dataset: Dataset, entry: Entry) -> Table | Missing:
     return Table(entry.kind, entry.title or "How open is the gate?", columns, rows, caption, entry.label, notes=notes)
 
 
+def gate_margins(dataset: Dataset, entry: Entry) -> Table | Missing:
+    """Margins from lowest to highest, run by run."""
+    columns = [
+        ENV,
+        ARM,
+        RUN,
+        Column("frames", "frames", 0),
+        Column("positive_margins_pct", "above 0 %", 1),
+        *(Column(f"margin_{end}", word, 4) for end, word in _ENDS.items()),
+    ]
+    rows = [
+        cells({"env": env, **row}, columns)
+        for env, found in dataset.gate_cells(entry).items()
+        for row in found.filter(gate=_PRIOR).iter_rows(named=True)
+    ]
+    if not rows:
+        return Missing(entry.kind, "Margins", dataset.why_no_trace(entry))
+    caption = "The margin between the two groups of prompts, which every gate is computed from."
+    return Table(entry.kind, entry.title or "Margins of scored frames", columns, rows, caption, entry.label)
+
+
 def gate_cells(dataset: Dataset, entry: Entry) -> Table | Missing:
-    """Margin and kappa from lowest to highest, for every run and gate."""
+    """kappa from lowest to highest, for every run and gate."""
     columns = [
         ENV,
         ARM,
         RUN,
         Column("gate", "gate"),
-        Column("scale", "s", 4),
+        Column("scale", "s", 3),
         Column("centre", "c", 4),
-        *(Column(f"kappa_{end}", f"κ {word}", 2) for end, word in _ENDS.items()),
+        *(Column(f"kappa_{end}", word, 2) for end, word in _ENDS.items()),
         Column("closed_pct", "nearly closed %", 1, hint="frames with κ < 0.1"),
         Column("open_pct", "nearly open %", 1, hint="frames with κ > 0.9"),
-        Column("frames", "frames", 0),
-        Column("positive_margins_pct", "margin > 0 %", 1),
-        *(Column(f"margin_{end}", f"margin {word}", 4) for end, word in _ENDS.items()),
     ]
     rows = [
         cells({"env": env, **row}, columns)
@@ -69,12 +87,12 @@ def gate_cells(dataset: Dataset, entry: Entry) -> Table | Missing:
         for row in found.iter_rows(named=True)
     ]
     if not rows:
-        return Missing(entry.kind, "Margins and κ", dataset.why_no_trace(entry))
+        return Missing(entry.kind, "κ under every gate", dataset.why_no_trace(entry))
     caption = (
         "Scored frames of each run's trace. Half of the frames that a gate was calibrated on have a κ of at most 0.5, "
         "so a low median is no sign that it selects. Recorded: the gate of the trace."
     )
-    return Table(entry.kind, entry.title or "Margins and κ under every gate", columns, rows, caption, entry.label)
+    return Table(entry.kind, entry.title or "κ under every gate", columns, rows, caption, entry.label)
 
 
 _ENDS = {"low": "lowest", "q25": "25 %", "median": "median", "q75": "75 %", "high": "highest"}
@@ -97,8 +115,6 @@ def gate_roc(dataset: Dataset, entry: Entry) -> Table | Missing:
                     Cell(row["free_margin"]),
                     Cell(None if below is None else 100 * below),
                     count(row["positives"] + row["negatives"]),
-                    Cell(row["scale"]),
-                    Cell(row["centre"]),
                 ]
             )
     if not rows:
@@ -113,8 +129,6 @@ def gate_roc(dataset: Dataset, entry: Entry) -> Table | Missing:
         Column("free_margin", "margin without", 4),
         Column("below_centre_pct", "contact below centre %", 1, hint="contact frames that only the fold makes count"),
         Column("frames", "frames", 0),
-        Column("scale", "s", 4),
-        Column("centre", "c", 4),
     ]
     caption = (
         "Where the negated margin does as well as the calibrated gate, it has found an unusual margin, not danger."
