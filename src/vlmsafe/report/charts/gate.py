@@ -120,7 +120,8 @@ def gate_curves(dataset: Dataset, entry: Entry) -> Chart | Missing:
         known = curves.drop_nulls(("recall", "false_positive_rate"))
         for (arm,), own in known.group_by("arm", maintain_order=True):
             roc: list[Mark] = [Line("chance", [0.0, 1.0], [0.0, 1.0], "chance", faint=True)]
-            precision: list[Mark] = []
+            # Flagging every frame, as the last threshold does, is as precise as contacts are frequent.
+            precision: list[Mark] = [Rule(own.filter(pl.col("half").is_null())["precision"][-1], "prevalence")]
             for key, curve in own.group_by("score", "calibrated_on", "half", maintain_order=True):
                 group = _group(*key)
                 if group is None:
