@@ -229,6 +229,8 @@ def _packages(arm: ArmRecord) -> dict[str, set[str]]:
         for noted in (run.recorded, *run.events):
             for name, version in (noted.get("packages") or {}).items():
                 found.setdefault(name, set()).add(str(version))
+            if noted.get("env_version") is not None:
+                found.setdefault(f"environment {run.env}", set()).add(f"version {noted['env_version']}")
         for event in run.events:
             scorer = event.get("scorer")
             if isinstance(scorer, dict) and scorer.get("revision"):
