@@ -27,13 +27,7 @@ from scoring import PROMPTS, make_model, make_scorer
 from vlmsafe.config.settings import SignalConfig
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
-from vlmsafe.training.collect import (
-    CollectTask,
-    DescribeTask,
-    Dimensions,
-    RandomPolicy,
-    Share,
-)
+from vlmsafe.training.collect import CollectTask, DescribeTask, Dimensions, RandomPolicy, Share
 from vlmsafe.training.score import Scoring
 
 PROMISE_MEMORY = 500.0  # MB added by scoring an epoch of 20,000 steps at k = 4

@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmsafe.analysis.anticipation import (
-    HORIZONS,
-    SCHEMA,
-    anticipation,
-    passes,
-    standardise,
-    steps_to_contact,
-    verdict,
-)
+from vlmsafe.analysis.anticipation import HORIZONS, SCHEMA, anticipation, passes, standardise, steps_to_contact, verdict
 from vlmsafe.analysis.auc import auc
 from vlmsafe.errors import InputError
 

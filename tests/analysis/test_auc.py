@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
 from vlmsafe.analysis import auc as module
-from vlmsafe.analysis.auc import (
-    auc,
-    auc_interval,
-    concordance,
-    draw_resamples,
-)
+from vlmsafe.analysis.auc import auc, auc_interval, concordance, draw_resamples
 from vlmsafe.errors import InputError
 
 

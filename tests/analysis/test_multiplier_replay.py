@@ -9,13 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmsafe import train
-from vlmsafe.analysis.multiplier_replay import (
-    AGREEMENT,
-    SCHEMA,
-    rebuild,
-    replay,
-    summarise,
-)
+from vlmsafe.analysis.multiplier_replay import AGREEMENT, SCHEMA, rebuild, replay, summarise
 from vlmsafe.config.methods import METHODS, Method
 from vlmsafe.config.settings import LearnerConfig, MultiplierConfig, SignalConfig
 from vlmsafe.errors import InputError

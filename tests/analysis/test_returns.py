@@ -9,13 +9,7 @@ from scipy import stats
 
 from vlmsafe import evaluate, train
 from vlmsafe.analysis.resampling import bootstrap_pooled_difference
-from vlmsafe.analysis.returns import (
-    cost_correlations,
-    passive,
-    passive_episodes,
-    return_parts,
-    return_table,
-)
+from vlmsafe.analysis.returns import cost_correlations, passive, passive_episodes, return_parts, return_table
 from vlmsafe.analysis.tables import stacked
 from vlmsafe.errors import InputError
 from vlmsafe.paper.published import published

@@ -14,10 +14,7 @@ from designs.planted import PLANTED
 from designs.published_design import EXPECTED, UNREPORTED, write_published_design
 
 from vlmsafe.audit import audit
-from vlmsafe.audit.findings import (
-    EXIT_ERRORS,
-    EXIT_WARNINGS,
-)
+from vlmsafe.audit.findings import EXIT_ERRORS, EXIT_WARNINGS
 from vlmsafe.audit.kinds import KINDS, Severity
 from vlmsafe.errors import InputError
 

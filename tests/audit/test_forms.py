@@ -12,19 +12,9 @@ from designs.editing import HELD_OUT, edit_claims, edit_epochs, edit_table, run_
 from designs.planting import BASELINE, FIRST
 
 from vlmsafe.audit import audit
-from vlmsafe.comparison.claims import (
-    Claim,
-    Claims,
-    comparisons,
-    load_claims,
-)
+from vlmsafe.comparison.claims import Claim, Claims, comparisons, load_claims
 from vlmsafe.comparison.outcomes import judge
-from vlmsafe.comparison.settings import (
-    differences,
-    factors_of,
-    infer_about,
-    unnamed,
-)
+from vlmsafe.comparison.settings import differences, factors_of, infer_about, unnamed
 from vlmsafe.config.methods import method_defaults
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError

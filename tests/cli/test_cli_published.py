@@ -8,13 +8,7 @@ import pytest
 
 from vlmsafe.cli import main
 from vlmsafe.errors import EXIT_BAD_INPUT
-from vlmsafe.paper.published import (
-    left_out,
-    misstatements,
-    published,
-    table,
-    tables,
-)
+from vlmsafe.paper.published import left_out, misstatements, published, table, tables
 from vlmsafe.paper.side_by_side import SCHEMA
 from vlmsafe.paper.values import paper_config
 from vlmsafe.runs.run import Run

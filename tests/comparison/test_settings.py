@@ -2,14 +2,7 @@
 
 import pytest
 
-from vlmsafe.comparison.settings import (
-    ABSENT,
-    differences,
-    effective,
-    infer_about,
-    named_pattern,
-    unnamed,
-)
+from vlmsafe.comparison.settings import ABSENT, differences, effective, infer_about, named_pattern, unnamed
 from vlmsafe.config.methods import METHODS, method_defaults
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError

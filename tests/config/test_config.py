@@ -12,14 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmsafe.config.methods import (
-    METHODS,
-    check_method,
-    config_from,
-    config_from_yaml,
-    method,
-    method_defaults,
-)
+from vlmsafe.config.methods import METHODS, check_method, config_from, config_from_yaml, method, method_defaults
 from vlmsafe.config.settings import (
     CheckpointConfig,
     LearnerConfig,
@@ -28,12 +21,7 @@ from vlmsafe.config.settings import (
     TrainConfig,
     default_run_dir,
 )
-from vlmsafe.config.yaml import (
-    from_dict,
-    read_yaml,
-    to_dict,
-    to_yaml,
-)
+from vlmsafe.config.yaml import from_dict, read_yaml, to_dict, to_yaml
 from vlmsafe.errors import EXIT_BAD_INPUT, InputError
 
 quick = settings(max_examples=40, deadline=None)

@@ -3,13 +3,7 @@
 import pytest
 
 from vlmsafe.cli import main
-from vlmsafe.config.methods import (
-    METHODS,
-    check_method,
-    config_from,
-    differences,
-    method_defaults,
-)
+from vlmsafe.config.methods import METHODS, check_method, config_from, differences, method_defaults
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import InputError
 

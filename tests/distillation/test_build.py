@@ -11,25 +11,11 @@ import pytest
 import torch
 
 from vlmsafe.distillation import grammar
-from vlmsafe.distillation.build import (
-    AgentPlan,
-    BuildPlan,
-    _alike,
-    _test,
-    _write,
-    _written,
-    build,
-)
+from vlmsafe.distillation.build import AgentPlan, BuildPlan, _alike, _test, _write, _written, build
 from vlmsafe.distillation.card import _indicators, card
 from vlmsafe.distillation.data import Examples
 from vlmsafe.distillation.facts import FACTS
-from vlmsafe.distillation.measure import (
-    PROMPT_FACTS,
-    anticipation_of,
-    indicators_of,
-    stated_facts,
-    truth_of,
-)
+from vlmsafe.distillation.measure import PROMPT_FACTS, anticipation_of, indicators_of, stated_facts, truth_of
 from vlmsafe.distillation.record import RecordTask
 from vlmsafe.distillation.train import Schedule, draw_captions
 from vlmsafe.envs.api import Scenarios

@@ -7,15 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from vlmsafe.distillation import grammar
-from vlmsafe.distillation.facts import (
-    FACTS,
-    FAR,
-    MEASURES,
-    SURE,
-    above,
-    soon,
-    truths,
-)
+from vlmsafe.distillation.facts import FACTS, FAR, MEASURES, SURE, above, soon, truths
 from vlmsafe.envs.registry import ENVS
 
 EVENTS = arrays.arrays(np.bool_, st.integers(1, 60))

@@ -13,22 +13,10 @@ from vlmsafe.distillation.ceiling import train_ceiling
 from vlmsafe.distillation.data import Examples, read
 from vlmsafe.distillation.measure import similarities
 from vlmsafe.distillation.record import RecordTask
-from vlmsafe.distillation.train import (
-    Schedule,
-    balanced_loss,
-    caption_truths,
-    frame_weights,
-    train,
-)
+from vlmsafe.distillation.train import Schedule, balanced_loss, caption_truths, frame_weights, train
 from vlmsafe.envs.api import Scenarios
 from vlmsafe.envs.registry import env_spec
-from vlmsafe.signals.scorers.embedded.network import (
-    Architecture,
-    Embedding,
-    load,
-    save,
-    views,
-)
+from vlmsafe.signals.scorers.embedded.network import Architecture, Embedding, load, save, views
 
 SMALL = Architecture(size=32, widths=(8, 16), depths=(0, 0), dimension=16, text_width=32, text_layers=1)
 

@@ -14,12 +14,7 @@ from vlmsafe import evaluate, train
 from vlmsafe.config.yaml import read_yaml
 from vlmsafe.envs.api import Scenarios
 from vlmsafe.envs.registry import env_spec
-from vlmsafe.errors import (
-    EXIT_BAD_INPUT,
-    EnvironmentFailure,
-    InputError,
-    MissingDependencyError,
-)
+from vlmsafe.errors import EXIT_BAD_INPUT, EnvironmentFailure, InputError, MissingDependencyError
 from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.training.collect import CollectTask, Share, collect

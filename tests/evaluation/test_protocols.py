@@ -12,12 +12,7 @@ from vlmsafe import evaluate, train
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
-from vlmsafe.evaluation.protocols import (
-    PROTOCOLS,
-    Protocol,
-    protocol,
-    protocols_of,
-)
+from vlmsafe.evaluation.protocols import PROTOCOLS, Protocol, protocol, protocols_of
 from vlmsafe.evaluation.trace.record import trace
 from vlmsafe.signals.scorers.registry import make_scorer
 

@@ -7,18 +7,8 @@ import sys
 import pytest
 
 from vlmsafe.errors import RunError
-from vlmsafe.io.files import (
-    append_rows,
-    cut_to,
-    read_rows,
-    write_atomically,
-)
-from vlmsafe.io.locks import (
-    DirectoryLock,
-    break_lock,
-    is_locked,
-    process_name,
-)
+from vlmsafe.io.files import append_rows, cut_to, read_rows, write_atomically
+from vlmsafe.io.locks import DirectoryLock, break_lock, is_locked, process_name
 
 
 def test_failed_append_leaves_whole_rows_only(tmp_path):

@@ -5,14 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmsafe.learners.advantages import (
-    Rollout,
-    combine_costs,
-    discounted_sums,
-    gae,
-    rollout_gae,
-    standardise,
-)
+from vlmsafe.learners.advantages import Rollout, combine_costs, discounted_sums, gae, rollout_gae, standardise
 
 quick = settings(max_examples=40, deadline=None)
 unit = st.floats(0.0, 1.0)

@@ -12,12 +12,7 @@ from vlmsafe.config.settings import LearnerConfig
 from vlmsafe.learners.advantages import Batch
 from vlmsafe.learners.networks import Shape
 from vlmsafe.learners.policy import mean_kl
-from vlmsafe.learners.ppo import (
-    PPO,
-    PPOLagrangian,
-    clipped_surrogate,
-    lagrangian_advantages,
-)
+from vlmsafe.learners.ppo import PPO, PPOLagrangian, clipped_surrogate, lagrangian_advantages
 from vlmsafe.numerics.adam import Adam
 
 quick = settings(max_examples=40, deadline=None)

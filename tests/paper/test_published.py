@@ -14,15 +14,7 @@ from published_checks import all_checks, intervals
 from vlmsafe.config.methods import METHODS
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
-from vlmsafe.paper.published import (
-    contradictions,
-    left_out,
-    misstatements,
-    published,
-    table,
-    tables,
-    windows,
-)
+from vlmsafe.paper.published import contradictions, left_out, misstatements, published, table, tables, windows
 
 NAMES = [entry.name for entry in tables()]
 ARMS = ("arm", "arm_1", "arm_2", "versus", "baseline_arm", "signal_arm")

@@ -5,14 +5,7 @@ from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, 
 
 from vlmsafe.audit.findings import EVERYTHING, Audit, Subject, finding
 from vlmsafe.comparison.claims import Claim, Claims
-from vlmsafe.report.answer import (
-    answer_lines,
-    audit_line,
-    describe_arms,
-    headline,
-    results,
-    sentence,
-)
+from vlmsafe.report.answer import answer_lines, audit_line, describe_arms, headline, results, sentence
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.request import StudyInfo
 

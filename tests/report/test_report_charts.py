@@ -10,19 +10,7 @@ from vlmsafe.report.build import build_chart
 from vlmsafe.report.charts.progress import _MOST_EPISODES
 from vlmsafe.report.charts.training import curve_marks
 from vlmsafe.report.dataset import read_dataset
-from vlmsafe.report.elements import (
-    Axis,
-    Band,
-    Bar,
-    Box,
-    Chart,
-    Dots,
-    Line,
-    Missing,
-    Panel,
-    Rule,
-    Span,
-)
+from vlmsafe.report.elements import Axis, Band, Bar, Box, Chart, Dots, Line, Missing, Panel, Rule, Span
 from vlmsafe.report.kinds import FIGURES
 from vlmsafe.report.render.files import chart_csv
 from vlmsafe.report.render.pictures import chart_svg, png

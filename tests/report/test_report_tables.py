@@ -11,20 +11,10 @@ from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, writ
 
 from vlmsafe.report.build import build_table
 from vlmsafe.report.dataset import read_dataset
-from vlmsafe.report.elements import (
-    Cell,
-    Column,
-    Missing,
-    Table,
-)
+from vlmsafe.report.elements import Cell, Column, Missing, Table
 from vlmsafe.report.kinds import TABLES
 from vlmsafe.report.render.cell_text import cell_text, number_text
-from vlmsafe.report.render.files import (
-    latex,
-    table_csv,
-    table_latex,
-    table_markdown,
-)
+from vlmsafe.report.render.files import latex, table_csv, table_latex, table_markdown
 from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo
 from vlmsafe.report.tables import paper
 

@@ -5,12 +5,7 @@ import hashlib
 import pytest
 
 from vlmsafe.errors import InputError
-from vlmsafe.signals.prompts import (
-    PromptSet,
-    load_prompts,
-    parse_prompts,
-    shipped_prompts,
-)
+from vlmsafe.signals.prompts import PromptSet, load_prompts, parse_prompts, shipped_prompts
 
 
 @pytest.mark.parametrize(

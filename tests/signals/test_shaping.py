@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 from vlmsafe.config.settings import MultiplierConfig
 from vlmsafe.learners.multipliers import AdamMultiplier
 from vlmsafe.signals.rules import Scores
-from vlmsafe.signals.shaping import (
-    Signals,
-    cost_bonus,
-    due,
-    excess,
-    hold,
-    path_means,
-    path_sums,
-    reward_bonus,
-)
+from vlmsafe.signals.shaping import Signals, cost_bonus, due, excess, hold, path_means, path_sums, reward_bonus
 
 LENGTHS = st.lists(st.integers(1, 13), min_size=1, max_size=6)
 

@@ -15,13 +15,7 @@ from in_process import InProcess
 from vlmsafe.errors import EXIT_FAILED, Interrupted, RunError
 from vlmsafe.io.files import read_rows
 from vlmsafe.io.interrupts import StopRequest
-from vlmsafe.io.locks import (
-    DirectoryLock,
-    break_lock,
-    is_locked,
-    lock_holder,
-    process_name,
-)
+from vlmsafe.io.locks import DirectoryLock, break_lock, is_locked, lock_holder, process_name
 from vlmsafe.studies import execute as execution
 from vlmsafe.studies.execute import execute
 from vlmsafe.studies.journal import JOURNAL

@@ -18,13 +18,7 @@ from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.numerics.normaliser import Normaliser
-from vlmsafe.training.collect import (
-    CollectTask,
-    DescribeTask,
-    Dimensions,
-    Share,
-    collect,
-)
+from vlmsafe.training.collect import CollectTask, DescribeTask, Dimensions, Share, collect
 
 SPEEDING = env_spec("speeding")
 POOL = Scenarios(100, 50)

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from vlmsafe.config.settings import (
-    MultiplierConfig,
-    SignalConfig,
-    SignalMultiplierConfig,
-    TrainConfig,
-)
+from vlmsafe.config.settings import MultiplierConfig, SignalConfig, SignalMultiplierConfig, TrainConfig
 from vlmsafe.training.constraints import Constraints
 
 

@@ -19,15 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike
 
-from vlmsafe.analysis.auc import (
-    RESAMPLES,
-    Float64,
-    Int64,
-    Mask,
-    draw_resamples,
-    number_episodes,
-    pooled,
-)
+from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask, draw_resamples, number_episodes, pooled
 from vlmsafe.errors import InputError
 
 HORIZONS = (1, 3, 5, 10, 20, 40)

@@ -17,12 +17,7 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from vlmsafe.analysis.anticipation import (
-    CONTROL,
-    HORIZONS,
-    anticipation,
-    passes,
-)
+from vlmsafe.analysis.anticipation import CONTROL, HORIZONS, anticipation, passes
 from vlmsafe.analysis.anticipation import SCHEMA as AUC_SCHEMA
 from vlmsafe.analysis.auc import RESAMPLES
 from vlmsafe.analysis.tables import (

@@ -17,23 +17,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.analysis.anticipation import (
-    CONTROL,
-    anticipation,
-    standardise,
-    steps_to_contact,
-    verdict,
-)
-from vlmsafe.analysis.auc import (
-    RESAMPLES,
-    Float64,
-    Int64,
-    Mask,
-    concordance,
-    draw_resamples,
-    number_episodes,
-    pooled,
-)
+from vlmsafe.analysis.anticipation import CONTROL, anticipation, standardise, steps_to_contact, verdict
+from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask, concordance, draw_resamples, number_episodes, pooled
 from vlmsafe.errors import InputError
 from vlmsafe.signals.gate import Gate
 

@@ -14,13 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vlmsafe.analysis.statistics import (
-    Clusters,
-    Float64,
-    Int64,
-    Pairs,
-    finite_vector,
-)
+from vlmsafe.analysis.statistics import Clusters, Float64, Int64, Pairs, finite_vector
 from vlmsafe.errors import InputError
 
 Unit = Literal["runs", "episodes"]

@@ -14,12 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.analysis.statistics import (
-    Clusters,
-    correlation,
-    finite_vector,
-    pooled_episodes,
-)
+from vlmsafe.analysis.statistics import Clusters, correlation, finite_vector, pooled_episodes
 from vlmsafe.analysis.tables import Float64, floats, require_columns
 from vlmsafe.errors import InputError
 

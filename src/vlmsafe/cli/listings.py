@@ -10,13 +10,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.terminal import (
-    NoOptions,
-    err,
-    listing,
-    out,
-    parse,
-)
+from vlmsafe.cli.terminal import NoOptions, err, listing, out, parse
 from vlmsafe.config.methods import METHODS, differences
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError, RunError

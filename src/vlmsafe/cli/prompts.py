@@ -13,12 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.cli.terminal import (
-    err,
-    listing,
-    out,
-    parse,
-)
+from vlmsafe.cli.terminal import err, listing, out, parse
 from vlmsafe.errors import InputError
 
 if TYPE_CHECKING:

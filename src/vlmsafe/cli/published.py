@@ -15,12 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.cli.terminal import (
-    err,
-    listing,
-    out,
-    parse,
-)
+from vlmsafe.cli.terminal import err, listing, out, parse
 from vlmsafe.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,12 +53,7 @@ def published_verb(argv: list[str]) -> None:
 
 
 def _list() -> None:
-    from vlmsafe.paper.published import (
-        left_out,
-        misstatements,
-        published,
-        tables,
-    )
+    from vlmsafe.paper.published import left_out, misstatements, published, tables
 
     listed = listing("table", "in the paper", "rows", "what")
     for entry in tables():

@@ -17,20 +17,9 @@ from vlmsafe.analysis.exact_tests import (
     smallest_sign_flip_p,
 )
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
-from vlmsafe.analysis.statistics import (
-    CATASTROPHE,
-    pair_by_seed,
-    paired_t_test,
-    welch_t_test,
-)
+from vlmsafe.analysis.statistics import CATASTROPHE, pair_by_seed, paired_t_test, welch_t_test
 from vlmsafe.analysis.tables import floats
-from vlmsafe.comparison.claims import (
-    WINDOWS,
-    Claim,
-    Comparison,
-    Outcome,
-    Window,
-)
+from vlmsafe.comparison.claims import WINDOWS, Claim, Comparison, Outcome, Window
 from vlmsafe.errors import InputError
 from vlmsafe.runs.records import ArmRecord, RunRecord
 

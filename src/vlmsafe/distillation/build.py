@@ -24,12 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.distillation.plan import (
-    EPISODES_PER_FILE,
-    EPOCH,
-    AgentPlan,
-    BuildPlan,
-)
+from vlmsafe.distillation.plan import EPISODES_PER_FILE, EPOCH, AgentPlan, BuildPlan
 from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
@@ -255,13 +250,7 @@ def _measure(directory: Path, plan: BuildPlan, processes: int, note: Callable[[s
 def _held_out_figures(model: Embedding, paths: Sequence[Path]) -> dict[str, Any]:
     """Environment by environment, because the pictures of all of them need much memory."""
     from vlmsafe.distillation.data import read
-    from vlmsafe.distillation.measure import (
-        frames_of,
-        held_out_texts,
-        prompts_of,
-        similarities,
-        wordings_of,
-    )
+    from vlmsafe.distillation.measure import frames_of, held_out_texts, prompts_of, similarities, wordings_of
 
     figures: dict[str, Any] = {"frames": [], "prompts": [], "anticipation": [], "indicators": []}
     found = []

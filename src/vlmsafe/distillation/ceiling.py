@@ -15,13 +15,7 @@ from torch import Tensor, nn
 
 from vlmsafe.distillation.data import Examples
 from vlmsafe.distillation.train import balanced_loss, frame_weights
-from vlmsafe.signals.scorers.api import (
-    InputKind,
-    Inputs,
-    Rule,
-    Scorer,
-    Similarities,
-)
+from vlmsafe.signals.scorers.api import InputKind, Inputs, Rule, Scorer, Similarities
 
 
 class StateScorer(Scorer):

@@ -15,12 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from vlmsafe.analysis.anticipation import anticipation, passes
-from vlmsafe.analysis.auc import (
-    Auc,
-    auc_interval,
-    draw_resamples,
-    number_episodes,
-)
+from vlmsafe.analysis.auc import Auc, auc_interval, draw_resamples, number_episodes
 from vlmsafe.distillation import grammar
 from vlmsafe.distillation.data import Examples, moments
 from vlmsafe.envs.registry import env_spec

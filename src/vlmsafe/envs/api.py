@@ -16,12 +16,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.errors import (
-    EnvironmentFailure,
-    InputError,
-    MissingDependencyError,
-    unknown_name,
-)
+from vlmsafe.errors import EnvironmentFailure, InputError, MissingDependencyError, unknown_name
 
 Observation = NDArray[np.float32]
 Frame = NDArray[np.uint8]

@@ -20,15 +20,7 @@ from gymnasium.envs.registration import EnvSpec as EnvSpecOfGym
 from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import (
-    Env,
-    EnvSpec,
-    Frame,
-    Observation,
-    Scenarios,
-    as_frame,
-    no_hazard,
-)
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, as_frame, no_hazard
 from vlmsafe.errors import EnvironmentFailure, InputError, unknown_name
 
 

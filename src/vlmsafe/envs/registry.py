@@ -8,12 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vlmsafe.envs.api import (
-    Env,
-    EnvSpec,
-    Scenarios,
-    Variant,
-)
+from vlmsafe.envs.api import Env, EnvSpec, Scenarios, Variant
 from vlmsafe.errors import InputError, unknown_name
 
 __all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec", "make_env"]

@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan, policy_shape
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.gate import (
-    GATES,
-    AnyGate,
-    Gate,
-    ProbabilityGate,
-)
+from vlmsafe.signals.gate import GATES, AnyGate, Gate, ProbabilityGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer, score_named
 from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, make_scorer, parse_scorer

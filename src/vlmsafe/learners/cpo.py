@@ -12,12 +12,7 @@ from vlmsafe.learners.advantages import Batch
 from vlmsafe.learners.learner import Learner, Losses
 from vlmsafe.learners.networks import POLICY
 from vlmsafe.learners.policy import mean_kl
-from vlmsafe.learners.trust_region import (
-    Point,
-    PolicySurface,
-    Vector,
-    conjugate_gradients,
-)
+from vlmsafe.learners.trust_region import Point, PolicySurface, Vector, conjugate_gradients
 
 _TINY = 1e-8
 

@@ -7,12 +7,7 @@ import dataclasses
 import numpy as np
 
 from vlmsafe.learners.advantages import Batch
-from vlmsafe.learners.learner import (
-    Learner,
-    Losses,
-    Samples,
-    Slope,
-)
+from vlmsafe.learners.learner import Learner, Losses, Samples, Slope
 from vlmsafe.learners.networks import POLICY
 from vlmsafe.learners.policy import mean_kl, reverse_kl
 from vlmsafe.learners.ppo import clipped_surrogate

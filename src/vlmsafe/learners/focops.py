@@ -5,12 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vlmsafe.learners.advantages import Batch
-from vlmsafe.learners.learner import (
-    Learner,
-    Losses,
-    Samples,
-    Slope,
-)
+from vlmsafe.learners.learner import Learner, Losses, Samples, Slope
 from vlmsafe.learners.policy import reverse_kl
 from vlmsafe.learners.ppo import lagrangian_advantages
 from vlmsafe.numerics.normaliser import Array

@@ -23,13 +23,7 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.paper.published import tables
-from vlmsafe.paper.values import (
-    TRAINING_WINDOWS,
-    PublishedValue,
-    looks_at_frames,
-    paper_config,
-    published_values,
-)
+from vlmsafe.paper.values import TRAINING_WINDOWS, PublishedValue, looks_at_frames, paper_config, published_values
 from vlmsafe.runs.arms import ArmRun, by_arm
 from vlmsafe.runs.layout import tables_in
 from vlmsafe.runs.run import Run

@@ -7,24 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vlmsafe.analysis.resampling import (
-    LEAST,
-    LEVEL,
-    Interval,
-    bootstrap_mean_difference,
-)
+from vlmsafe.analysis.resampling import LEAST, LEVEL, Interval, bootstrap_mean_difference
 from vlmsafe.audit.findings import Audit, Finding, counted
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Claim, Comparison
-from vlmsafe.comparison.outcomes import (
-    WORDS,
-    Values,
-    Verdict,
-    judge,
-    smallest_p,
-    source_of,
-    values_of,
-)
+from vlmsafe.comparison.outcomes import WORDS, Values, Verdict, judge, smallest_p, source_of, values_of
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import minus
 

@@ -17,14 +17,7 @@ import polars as pl
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import disk_errors
 from vlmsafe.io.files import write_atomically
-from vlmsafe.runs.layout import (
-    DEFAULT_PROTOCOL,
-    about_path,
-    find_table,
-    frames_path,
-    how_to_replace,
-    tables_in,
-)
+from vlmsafe.runs.layout import DEFAULT_PROTOCOL, about_path, find_table, frames_path, how_to_replace, tables_in
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table, write_table
 from vlmsafe.signals.prompts import PromptSet

@@ -21,14 +21,7 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import to_yaml
 from vlmsafe.signals.gate import Gate
 
-from .run_directory import (
-    configured,
-    evaluation_table,
-    rows_from_episodes,
-    trace_table,
-    training_episodes,
-    write_run,
-)
+from .run_directory import configured, evaluation_table, rows_from_episodes, trace_table, training_episodes, write_run
 
 Variant = Literal["signal", "gate"]
 

@@ -11,12 +11,7 @@ import pytest
 from vlmsafe.analysis.anticipation import CONTROL, passes
 from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.lead_time import lead_time
-from vlmsafe.analysis.multiplier_replay import (
-    AGREEMENT,
-    rebuild,
-    replay,
-    summarise,
-)
+from vlmsafe.analysis.multiplier_replay import AGREEMENT, rebuild, replay, summarise
 from vlmsafe.analysis.returns import cost_correlations, passive_episodes, return_table
 from vlmsafe.analysis.tables import stacked
 from vlmsafe.config.yaml import read_yaml

@@ -21,15 +21,7 @@ pytest.importorskip("bullet_safety_gym")
 
 from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.envs.bullet.package import pb
-from vlmsafe.envs.bullet.scene import (
-    CAR_LENGTH,
-    Scene,
-    box_gap,
-    box_hazard,
-    clear_ahead,
-    puddle_gaps,
-    puddle_hazard,
-)
+from vlmsafe.envs.bullet.scene import CAR_LENGTH, Scene, box_gap, box_hazard, clear_ahead, puddle_gaps, puddle_hazard
 from vlmsafe.envs.bullet.world import draw_goal, draw_layout
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError

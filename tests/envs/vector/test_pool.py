@@ -24,12 +24,7 @@ import pytest
 
 from vlmsafe.envs.api import Scenarios
 from vlmsafe.envs.registry import env_spec
-from vlmsafe.envs.vector.pool import (
-    EnvRecipe,
-    WorkerCrash,
-    WorkerError,
-    WorkerPool,
-)
+from vlmsafe.envs.vector.pool import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
 from vlmsafe.errors import EXIT_BAD_INPUT, EXIT_FAILED, EnvironmentFailure
 
 SPEC = env_spec("speeding")

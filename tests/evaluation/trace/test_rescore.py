@@ -10,11 +10,7 @@ from small_models import save_small_clip
 from small_qwen import save_small_qwen
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace.rescore import (
-    rescore,
-    rescore_sets,
-    stacks,
-)
+from vlmsafe.evaluation.trace.rescore import rescore, rescore_sets, stacks
 from vlmsafe.io.images import encode
 from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.frame_stack import FrameStack

@@ -16,12 +16,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import InputKind, Rule, Scorer, ScorerFailure
 from vlmsafe.signals.scorers.registry import make_scorer
-from vlmsafe.signals.service.engine import (
-    Engine,
-    ModelSpec,
-    NotShared,
-    ServiceStopped,
-)
+from vlmsafe.signals.service.engine import Engine, ModelSpec, NotShared, ServiceStopped
 
 ONE = PromptSet(*PROMPTS)
 OTHER = PromptSet(("the car drives safely",), ("danger", "the car leaves the road"))

@@ -30,12 +30,7 @@ from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.server import Server
 from vlmsafe.signals.service.sockets import listen
-from vlmsafe.signals.service.spec import (
-    Address,
-    GivenUp,
-    ModelSpec,
-    parse_address,
-)
+from vlmsafe.signals.service.spec import Address, GivenUp, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
     F_ADD_SEALS,
     F_SEAL_SHRINK,

@@ -8,16 +8,7 @@ from vlmsafe.cli import main
 from vlmsafe.cli.study.plan import part_of
 from vlmsafe.cli.study.tables import hours
 from vlmsafe.errors import EXIT_BAD_INPUT
-from vlmsafe.studies.cost.gpu import (
-    ALONE,
-    BFLOAT16,
-    FLOAT32,
-    SERVICE,
-    gpu_plan,
-    gpu_speeds,
-    model_of,
-    notes,
-)
+from vlmsafe.studies.cost.gpu import ALONE, BFLOAT16, FLOAT32, SERVICE, gpu_plan, gpu_speeds, model_of, notes
 from vlmsafe.studies.cost.plan import Speeds
 from vlmsafe.studies.schema import load_study, parse_study, shipped_studies
 

@@ -7,13 +7,7 @@ import pytest
 
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.runs.run import Run
-from vlmsafe.studies.cost.plan import (
-    Speeds,
-    gpu_share,
-    measured_on,
-    plan,
-    shipped_speeds,
-)
+from vlmsafe.studies.cost.plan import Speeds, gpu_share, measured_on, plan, shipped_speeds
 from vlmsafe.studies.schema import load_study, parse_study, shipped_studies
 
 STUDY = """\

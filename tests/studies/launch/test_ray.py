@@ -17,12 +17,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'vlms
 
 from ray.cluster_utils import Cluster  # noqa: E402 - only where there is Ray
 
-from vlmsafe.errors import (  # noqa: E402
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    InputError,
-    RunError,
-)
+from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, RunError  # noqa: E402
 from vlmsafe.io.files import read_rows  # noqa: E402
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of  # noqa: E402
 from vlmsafe.studies.execute import execute  # noqa: E402

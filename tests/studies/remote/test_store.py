@@ -20,12 +20,7 @@ from vlmsafe.studies.execute import execute
 from vlmsafe.studies.journal import JOURNAL
 from vlmsafe.studies.launch.local import LocalLauncher
 from vlmsafe.studies.remote.run_side import main as remote_run
-from vlmsafe.studies.remote.store import (
-    Store,
-    Taken,
-    Tree,
-    is_url,
-)
+from vlmsafe.studies.remote.store import Store, Taken, Tree, is_url
 from vlmsafe.studies.schema import parse_study
 
 STUDY = """\

@@ -17,13 +17,7 @@ from vlmsafe.studies.execute import execute
 from vlmsafe.studies.launch.local import LocalLauncher
 from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.schema import parse_study
-from vlmsafe.studies.scorer.shared import (
-    LocalScorer,
-    remove_left_behind,
-    service_name,
-    shares,
-    socket_name,
-)
+from vlmsafe.studies.scorer.shared import LocalScorer, remove_left_behind, service_name, shares, socket_name
 from vlmsafe.studies.steps import RunStep, command_words
 
 STUDY = """\

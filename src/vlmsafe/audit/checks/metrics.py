@@ -11,15 +11,7 @@ from scipy import stats
 
 from vlmsafe.analysis.returns import cost_correlations, passive_episodes
 from vlmsafe.analysis.tables import floats, stacked
-from vlmsafe.audit.findings import (
-    Finding,
-    Unchecked,
-    about_arm,
-    about_comparison,
-    about_environment,
-    finding,
-    listed,
-)
+from vlmsafe.audit.findings import Finding, Unchecked, about_arm, about_comparison, about_environment, finding, listed
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Comparison, Outcome
 from vlmsafe.comparison.outcomes import against, values_of

@@ -13,12 +13,7 @@ from numpy.typing import NDArray
 
 from vlmsafe.analysis.anticipation import CONTROL, anticipation, passes
 from vlmsafe.analysis.multiplier_replay import replay, summarise
-from vlmsafe.analysis.tables import (
-    episode_numbers,
-    floats,
-    require_trace,
-    stacked,
-)
+from vlmsafe.analysis.tables import episode_numbers, floats, require_trace, stacked
 from vlmsafe.audit.findings import Finding, Unchecked, about_arm, counted, finding, listed
 from vlmsafe.errors import InputError
 from vlmsafe.runs.records import ArmRecord, RunRecord

@@ -17,14 +17,7 @@ from scipy.ndimage import map_coordinates
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import dijkstra
 
-from vlmsafe.envs.bullet.scene import (
-    BOX_ORBIT,
-    CAR_RADIUS,
-    GOAL_RADIUS,
-    PUDDLE_RADIUS,
-    WALLS,
-    Scene,
-)
+from vlmsafe.envs.bullet.scene import BOX_ORBIT, CAR_RADIUS, GOAL_RADIUS, PUDDLE_RADIUS, WALLS, Scene
 
 Array = NDArray[np.float64]
 

@@ -15,14 +15,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import (
-    Env,
-    EnvSpec,
-    Frame,
-    Observation,
-    Scenarios,
-    no_episode,
-)
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, no_episode
 from vlmsafe.envs.bullet.driver import ReachDriver
 from vlmsafe.envs.bullet.picture import Picture
 from vlmsafe.envs.bullet.scene import (

@@ -20,19 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.bullet.package import (
-    EnvironmentBuilder,
-    get_physics_parameters,
-    pb,
-    real_streams,
-)
-from vlmsafe.envs.bullet.scene import (
-    BOX_ORBIT,
-    CAR_RADIUS,
-    GOAL_RADIUS,
-    PUDDLE_RADIUS,
-    Scene,
-)
+from vlmsafe.envs.bullet.package import EnvironmentBuilder, get_physics_parameters, pb, real_streams
+from vlmsafe.envs.bullet.scene import BOX_ORBIT, CAR_RADIUS, GOAL_RADIUS, PUDDLE_RADIUS, Scene
 
 Array = NDArray[np.float64]
 

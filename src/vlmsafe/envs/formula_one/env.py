@@ -11,22 +11,9 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import (
-    Env,
-    EnvSpec,
-    Frame,
-    Observation,
-    Scenarios,
-    no_episode,
-)
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, no_episode
 from vlmsafe.envs.formula_one import barriers, lidar
-from vlmsafe.envs.formula_one.circuit import (
-    GOAL_RADIUS,
-    GOALS,
-    HALF_WIDTH,
-    Array,
-    circuit,
-)
+from vlmsafe.envs.formula_one.circuit import GOAL_RADIUS, GOALS, HALF_WIDTH, Array, circuit
 from vlmsafe.envs.formula_one.driver import CircuitDriver, Situation
 from vlmsafe.envs.formula_one.model import (
     BARRIER_RADIUS,

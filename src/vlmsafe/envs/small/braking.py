@@ -23,13 +23,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import (
-    Env,
-    EnvSpec,
-    Frame,
-    Observation,
-    Scenarios,
-)
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
 from vlmsafe.envs.hazard import hazard_of
 
 _STEP = 0.2  # seconds

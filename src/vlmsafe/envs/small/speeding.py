@@ -21,13 +21,7 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import (
-    Env,
-    EnvSpec,
-    Frame,
-    Observation,
-    Scenarios,
-)
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
 
 _TOP_SPEED = 1.5
 _REWARD_NOISE = 0.2

@@ -29,12 +29,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from vlmsafe.envs.api import Env, EnvSpec, Scenarios
-from vlmsafe.envs.vector.frames import (
-    Reader,
-    Receiver,
-    Sender,
-    Stream,
-)
+from vlmsafe.envs.vector.frames import Reader, Receiver, Sender, Stream
 from vlmsafe.errors import EXIT_FAILED, EnvironmentFailure, VlmsafeError
 
 Result = TypeVar("Result", covariant=True)

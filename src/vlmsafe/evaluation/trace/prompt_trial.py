@@ -11,18 +11,9 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.analysis.auc import RESAMPLES
-from vlmsafe.analysis.prompt_bench import (
-    RESERVED,
-    Bench,
-    Candidate,
-    bench,
-)
+from vlmsafe.analysis.prompt_bench import RESERVED, Bench, Candidate, bench
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.trace.rescore import (
-    Rescored,
-    rescore_sets,
-    takes_sets_together,
-)
+from vlmsafe.evaluation.trace.rescore import Rescored, rescore_sets, takes_sets_together
 from vlmsafe.runs.layout import DEFAULT_PROTOCOL
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 from vlmsafe.signals.prompts import PromptSet, load_prompts

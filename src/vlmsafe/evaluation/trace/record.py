@@ -33,12 +33,7 @@ from vlmsafe.signals.frame_stack import stack_shape
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities
 from vlmsafe.signals.shaping import due
-from vlmsafe.training.collect import (
-    DescribeTask,
-    Dimensions,
-    Watch,
-    Watcher,
-)
+from vlmsafe.training.collect import DescribeTask, Dimensions, Watch, Watcher
 
 SCHEMA: dict[str, Any] = {
     "protocol": pl.String,

@@ -11,26 +11,11 @@ from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.outcomes import values_of
 from vlmsafe.comparison.settings import effective
-from vlmsafe.report.cells import (
-    is_rate,
-    varied,
-    window_name,
-    word_of,
-)
+from vlmsafe.report.cells import is_rate, varied, window_name, word_of
 from vlmsafe.report.charts.make import make_chart
 from vlmsafe.report.charts.training import budget_rules
 from vlmsafe.report.dataset import Dataset
-from vlmsafe.report.elements import (
-    Axis,
-    Bar,
-    Chart,
-    Dots,
-    Mark,
-    Missing,
-    Panel,
-    Rule,
-    Span,
-)
+from vlmsafe.report.elements import Axis, Bar, Chart, Dots, Mark, Missing, Panel, Rule, Span
 from vlmsafe.report.request import Entry
 from vlmsafe.runs.records import ArmRecord
 

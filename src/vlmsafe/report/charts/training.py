@@ -13,16 +13,7 @@ import numpy as np
 from vlmsafe.analysis.tables import floats
 from vlmsafe.report.charts.make import SEEDS, make_chart
 from vlmsafe.report.dataset import Dataset
-from vlmsafe.report.elements import (
-    Axis,
-    Band,
-    Chart,
-    Line,
-    Mark,
-    Missing,
-    Panel,
-    Rule,
-)
+from vlmsafe.report.elements import Axis, Band, Chart, Line, Mark, Missing, Panel, Rule
 from vlmsafe.report.request import Entry
 from vlmsafe.runs.records import ArmRecord, RunRecord
 

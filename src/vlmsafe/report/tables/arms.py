@@ -29,13 +29,7 @@ from vlmsafe.report.cells import (
     word_of,
 )
 from vlmsafe.report.dataset import Dataset
-from vlmsafe.report.elements import (
-    Cell,
-    Column,
-    Missing,
-    Table,
-    minus,
-)
+from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
 from vlmsafe.report.request import Entry
 
 _EVALUATED: tuple[Outcome, ...] = ("cost", "violation", "catastrophe", "env_return")

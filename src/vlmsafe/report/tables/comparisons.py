@@ -28,13 +28,7 @@ from vlmsafe.report.cells import (
     word_of,
 )
 from vlmsafe.report.dataset import Dataset
-from vlmsafe.report.elements import (
-    Cell,
-    Column,
-    Missing,
-    Table,
-    minus,
-)
+from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
 from vlmsafe.report.request import Entry
 
 

@@ -36,28 +36,10 @@ from vlmsafe.signals.scorers.api import (
     check_frames,
     check_options,
 )
-from vlmsafe.signals.scorers.batches import (
-    Part,
-    Pipeline,
-    alone,
-    overlapped,
-    together,
-)
+from vlmsafe.signals.scorers.batches import Part, Pipeline, alone, overlapped, together
 from vlmsafe.signals.scorers.device import find_device
-from vlmsafe.signals.scorers.hub import (
-    find,
-    find_file,
-    first_line,
-    in_one_line,
-    quiet,
-    revision_of,
-)
-from vlmsafe.signals.scorers.images import (
-    PatchProduct,
-    Preparation,
-    Preprocessing,
-    Size,
-)
+from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, revision_of
+from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet

@@ -10,14 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from vlmsafe.errors import InputError
-from vlmsafe.signals.scorers.api import (
-    ALL_RULES,
-    InputKind,
-    Inputs,
-    Rule,
-    Scorer,
-    Similarities,
-)
+from vlmsafe.signals.scorers.api import ALL_RULES, InputKind, Inputs, Rule, Scorer, Similarities
 
 
 class _Control(Scorer):

@@ -36,12 +36,7 @@ from vlmsafe.signals.scorers.api import (
     check_frames,
 )
 from vlmsafe.signals.scorers.device import find_device
-from vlmsafe.signals.scorers.hub import (
-    find,
-    in_one_line,
-    quiet,
-    revision_of,
-)
+from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, revision_of
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet

@@ -27,13 +27,7 @@ from numpy.typing import NDArray
 from vlmsafe.errors import InputError
 from vlmsafe.numerics.adam import Adam
 from vlmsafe.numerics.normaliser import Array, Normaliser
-from vlmsafe.signals.scorers.api import (
-    InputKind,
-    Inputs,
-    Rule,
-    Scorer,
-    Similarities,
-)
+from vlmsafe.signals.scorers.api import InputKind, Inputs, Rule, Scorer, Similarities
 
 HIDDEN = (64, 64)
 OUTPUTS = 32

@@ -33,11 +33,7 @@ from vlmsafe.signals.scorers.api import (
 )
 from vlmsafe.signals.service import ray_pool
 from vlmsafe.signals.service.connection import Connection
-from vlmsafe.signals.service.spec import (
-    Address,
-    ModelSpec,
-    parse_address,
-)
+from vlmsafe.signals.service.spec import Address, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
     BLOCK_LIMIT,
     F_ADD_SEALS,

@@ -21,25 +21,11 @@ from typing import Any
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.api import (
-    Inputs,
-    Scorer,
-    Similarities,
-    check_frames,
-)
+from vlmsafe.signals.scorers.api import Inputs, Scorer, Similarities, check_frames
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
-from vlmsafe.signals.service.model_queue import (
-    Client,
-    Make,
-    Model,
-    Reading,
-)
-from vlmsafe.signals.service.spec import (
-    ModelSpec,
-    NotShared,
-    ServiceStopped,
-)
+from vlmsafe.signals.service.model_queue import Client, Make, Model, Reading
+from vlmsafe.signals.service.spec import ModelSpec, NotShared, ServiceStopped
 
 __all__ = ["Engine", "ModelSpec", "NotShared", "Opened", "ServiceStopped"]
 

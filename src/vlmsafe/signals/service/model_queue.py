@@ -13,14 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.api import (
-    Inputs,
-    Scorer,
-    Similarities,
-    check_scorer,
-    check_similarities,
-    failure_of,
-)
+from vlmsafe.signals.scorers.api import Inputs, Scorer, Similarities, check_scorer, check_similarities, failure_of
 from vlmsafe.signals.service.spec import ModelSpec, NotShared, ServiceStopped
 
 Make = Callable[[ModelSpec, PromptSet | None], Scorer]

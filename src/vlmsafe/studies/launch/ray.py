@@ -22,12 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from vlmsafe.errors import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    InputError,
-    RunError,
-)
+from vlmsafe.errors import EXIT_FAILED, EXIT_INTERRUPTED, InputError, RunError
 from vlmsafe.io.disk import disk_errors, make_directory
 from vlmsafe.io.ray import chosen_address, connect, first_line, reason_lines
 from vlmsafe.studies.launch.api import Command, Handle, Launcher, Lost

@@ -32,13 +32,7 @@ from vlmsafe.io.locks import DirectoryLock, is_locked
 from vlmsafe.runs.checkpoint import saved_epochs
 from vlmsafe.runs.layout import is_run
 from vlmsafe.studies.launch.local import start_process
-from vlmsafe.studies.remote.store import (
-    STUDY_TREE,
-    Store,
-    Taken,
-    Tree,
-    Unreachable,
-)
+from vlmsafe.studies.remote.store import STUDY_TREE, Store, Taken, Tree, Unreachable
 
 _PAUSE = 0.2
 _EVERY = 60.0  # seconds between two copies of a step that writes no checkpoints

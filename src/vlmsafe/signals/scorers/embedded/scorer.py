@@ -28,12 +28,7 @@ from vlmsafe.signals.scorers.api import (
     check_frames,
     check_options,
 )
-from vlmsafe.signals.scorers.batches import (
-    Part,
-    Pipeline,
-    alone,
-    overlapped,
-)
+from vlmsafe.signals.scorers.batches import Part, Pipeline, alone, overlapped
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.network import Embedding, load
