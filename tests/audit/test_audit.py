@@ -3,8 +3,6 @@
 import importlib
 import json
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import pytest
@@ -12,6 +10,7 @@ from designs.benign import BENIGN
 from designs.clean_design import write_clean_design
 from designs.planted import PLANTED
 from designs.published_design import EXPECTED, UNREPORTED, write_published_design
+from in_process import call
 
 from vlmsafe.audit import audit
 from vlmsafe.audit.findings import EXIT_ERRORS, EXIT_WARNINGS
@@ -40,12 +39,7 @@ def bases(made_once):
 
 
 def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "vlmsafe", "audit", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return call("audit", *arguments)
 
 
 def test_the_paper_is_found_to_have_the_problems_that_it_reports(result):
