@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike
 
-from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask, draw_resamples, number_episodes, pooled
+from vlmsafe.analysis.auc import AUC_SCHEMA, RESAMPLES, Float64, Int64, Mask, draw_resamples, number_episodes, pooled
 from vlmsafe.errors import InputError
 
 HORIZONS = (1, 3, 5, 10, 20, 40)
@@ -34,13 +34,7 @@ SCHEMA: dict[str, Any] = {
     "signal": pl.String,
     "form": pl.String,
     "horizon": pl.Int64,
-    "auc": pl.Float64,
-    "low": pl.Float64,
-    "high": pl.Float64,
-    "positives": pl.Int64,
-    "negatives": pl.Int64,
-    "episodes": pl.Int64,
-    "left_out": pl.Int64,
+    **AUC_SCHEMA,
     "resamples": pl.Int64,
 }
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike, NDArray
 
 from vlmsafe.errors import InputError
@@ -36,6 +38,18 @@ class Auc:
     episodes: int
     left_out: int
     """Resamples without a positive or without a negative, which have no AUC."""
+
+
+AUC_SCHEMA: dict[str, Any] = {
+    "auc": pl.Float64,
+    "low": pl.Float64,
+    "high": pl.Float64,
+    "positives": pl.Int64,
+    "negatives": pl.Int64,
+    "episodes": pl.Int64,
+    "left_out": pl.Int64,
+}
+"""The fields of `Auc` as columns of a table."""
 
 
 def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:

@@ -18,17 +18,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike
 
-from vlmsafe.analysis.auc import RESAMPLES, auc_interval
-from vlmsafe.analysis.tables import (
-    Float64,
-    Int64,
-    Mask,
-    episode_numbers,
-    floats,
-    require_columns,
-    require_trace,
-    scorer_column,
-)
+from vlmsafe.analysis.auc import AUC_SCHEMA, RESAMPLES, Float64, Int64, Mask, auc_interval
+from vlmsafe.analysis.tables import episode_numbers, floats, require_columns, require_trace, scorer_column
 from vlmsafe.errors import InputError
 from vlmsafe.signals.gate import Gate
 
@@ -140,13 +131,7 @@ ROC_SCHEMA: dict[str, Any] = {
     "half": pl.Int64,
     "scale": pl.Float64,
     "centre": pl.Float64,
-    "auc": pl.Float64,
-    "low": pl.Float64,
-    "high": pl.Float64,
-    "positives": pl.Int64,
-    "negatives": pl.Int64,
-    "episodes": pl.Int64,
-    "left_out": pl.Int64,
+    **AUC_SCHEMA,
     "contact_margin": pl.Float64,
     "free_margin": pl.Float64,
     "contact_below_centre": pl.Float64,

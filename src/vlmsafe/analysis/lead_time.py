@@ -18,25 +18,16 @@ import polars as pl
 from scipy import stats
 
 from vlmsafe.analysis.anticipation import CONTROL, HORIZONS, anticipation, passes
-from vlmsafe.analysis.anticipation import SCHEMA as AUC_SCHEMA
-from vlmsafe.analysis.auc import RESAMPLES
-from vlmsafe.analysis.tables import (
-    Float64,
-    Int64,
-    Mask,
-    episode_numbers,
-    floats,
-    require_columns,
-    require_trace,
-    scorer_column,
-)
+from vlmsafe.analysis.anticipation import SCHEMA as ANTICIPATION_SCHEMA
+from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask
+from vlmsafe.analysis.tables import episode_numbers, floats, require_columns, require_trace, scorer_column
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.signals.gate import Gate
 
 SIGNALS = ("kappa", "negative", "positive", "margin")
 """kappa, c_vlm, r_vlm and the margin between the prompt groups."""
 LAGS = range(-10, 21)
-SCHEMA: dict[str, Any] = {"arm": pl.String, "run": pl.String, **AUC_SCHEMA}
+SCHEMA: dict[str, Any] = {"arm": pl.String, "run": pl.String, **ANTICIPATION_SCHEMA}
 _PRIOR = Gate()
 _WHAT = "lead time"
 

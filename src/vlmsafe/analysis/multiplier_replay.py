@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.analysis.tables import Float64, floats, require_columns
+from vlmsafe.analysis.auc import Float64
+from vlmsafe.analysis.tables import floats, require_columns
 from vlmsafe.config.settings import MultiplierConfig
 from vlmsafe.errors import InputError
 from vlmsafe.learners.multipliers import make_multiplier

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from vlmsafe.analysis.auc import Float64
 from vlmsafe.analysis.statistics import Clusters, correlation, finite_vector, pooled_episodes
-from vlmsafe.analysis.tables import Float64, floats, require_columns
+from vlmsafe.analysis.tables import floats, require_columns
 from vlmsafe.errors import InputError
 
 Rows = Sequence[Mapping[str, Any]]

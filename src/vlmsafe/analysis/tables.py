@@ -6,13 +6,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from vlmsafe.analysis.auc import Float64, Int64
 from vlmsafe.errors import InputError
-
-Float64 = NDArray[np.float64]
-Int64 = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 def stacked(arms: Mapping[str, Mapping[str, pl.DataFrame]]) -> pl.DataFrame:
