@@ -19,7 +19,7 @@ class EvaluateCommand:
 
     Protocols: held-out for every environment; paper and paper-early for MetaDrive; paper-20 and paper-200 for Bullet;
     paper-screening, paper-20, paper-20-stochastic, paper-environment-only, paper-task-metrics, paper-gate-roc and
-    paper-lead-time for FormulaOne. docs/evaluation.md says what each one is. An interrupted evaluation keeps its
+    paper-lead-time for FormulaOne. The page on evaluation describes them. An interrupted evaluation keeps its
     finished episodes: the same command goes on.
     """
 
@@ -76,7 +76,7 @@ def evaluate_verb(argv: list[str]) -> None:
 
 
 def note(text: str) -> None:
-    """Something that the user should know, beside the result."""
+    """Print a note that is not part of the result."""
     err.print(f"note: {text}", markup=False, soft_wrap=True)
 
 

@@ -133,7 +133,7 @@ def _print_comparison(table: pl.DataFrame, *, with_runs: bool) -> None:
         title = f"{first['env']}, {first['arm']}; in the paper: {first['paper_arm']}"
         paired = rows.drop_nulls("published")
         if paired.is_empty():
-            out.print(f"{title}, without a value beside these results\n", markup=False, soft_wrap=True)
+            out.print(f"{title}, without a value for these results\n", markup=False, soft_wrap=True)
             continue
         differences: dict[str, int] = {}
         body = Table(box=box.SIMPLE_HEAD, title=Text(title), title_justify="left")
@@ -152,7 +152,7 @@ def _print_comparison(table: pl.DataFrame, *, with_runs: bool) -> None:
         out.print(f"  {rows.height - paired.height} results have no published value; --out writes them too.\n")
     found = table.drop_nulls("published")
     count = found["comparable"].sum()
-    out.print(f"{count} of {found.height} published values beside ours were obtained under the same conditions.")
+    out.print(f"{count} of {found.height} published values shown here were obtained under the same conditions.")
 
 
 def _line(row: dict[str, Any], differences: dict[str, int]) -> list[str]:

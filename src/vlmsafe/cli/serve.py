@@ -13,14 +13,14 @@ from vlmsafe.errors import InputError
 class ServeCommand:
     """Hold models in one process and score the frames of all runs that ask, until it is told to stop (Ctrl-C, SIGTERM).
 
-    Runs name it with --signal.service. Models are loaded as they are asked for, and each is in memory once, whatever
-    the prompts of the runs that share it.
+    Runs name it with --signal.service. A model is loaded when the first run asks for it. Runs with different prompts
+    share one copy of it.
     """
 
     socket: Path | None = None
     """Path of a Unix socket to listen at, which only its owner can use; runs say --signal.service unix:PATH."""
     tcp: str | None = None
-    """HOST:PORT to listen at instead; runs say --signal.service tcp:HOST:PORT. Nobody is asked who they are."""
+    """HOST:PORT to listen at instead; runs say --signal.service tcp:HOST:PORT. Clients are not authenticated."""
     anywhere: bool = False
     """Also listen where other machines can reach it."""
     threads: int | None = None

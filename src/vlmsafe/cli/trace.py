@@ -17,7 +17,7 @@ from vlmsafe.errors import InputError
 
 @dataclass(frozen=True)
 class TraceCommand:
-    """Record evaluation episodes step by step, with scorers looking on: scores, margin, kappa, cost, progress.
+    """Record evaluation episodes step by step: scores, margin, kappa, cost, progress.
 
     The episodes are those that `vlmsafe evaluate` runs under the same protocol. The table goes to traces/ of the run.
     """
@@ -33,7 +33,7 @@ class TraceCommand:
     scorer: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME")] = field(
         default_factory=tuple
     )
-    """Who looks on, once or several times; by default the run's own scorer, or embedded where it has none."""
+    """Scorer, once or several times; by default the run's own, or embedded if it has none."""
     prompts: str | None = None
     """Prompt set: a name shipped with the package or a YAML file; by default the run's own, or its environment's."""
     every: int = 1

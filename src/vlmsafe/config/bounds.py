@@ -66,7 +66,7 @@ OpenShare = Annotated[float, Bounds(0, 1, exclusive=True)]
 def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
     """One message per value of a configuration, and of its parts, that lies outside the bounds of its field.
 
-    None and the words that a field allows beside numbers have no bounds.
+    None, and words that a field allows instead of a number, have no bounds.
     """
     for name, limit in _limits(config.__class__).items():
         value, full_name = getattr(config, name), f"{prefix}{name}"

@@ -46,7 +46,7 @@ class LearnerConfig:
     algorithm: Algorithm = "ppo-lag"
     """Which learner updates the policy; the method decides."""
     variant: Literal["engine", "published"] = "engine"
-    """Which form to follow where the paper's engine departs from the published algorithm (docs/methods.md)."""
+    """Which form to follow where the paper's engine departs from the published algorithm."""
     hidden: tuple[PositiveInt, ...] = (64, 64)
     """Units of each hidden layer of the policy and of each critic."""
     initial_std: Positive = 1.0
@@ -184,7 +184,7 @@ class SignalConfig:
     batch: PositiveInt = 64
     """Frames scored at a time."""
     service: str = ""
-    """Address of a scoring service that holds the model for several runs (docs/service.md); by default the run does."""
+    """Address of a scoring service (`vlmsafe serve`) that holds the model; by default the run loads it."""
     service_wait: NonNegative = 120.0
     """Seconds to wait for a service that is away before the run stops, to be resumed later."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)

@@ -25,7 +25,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
     """Collect the first SIGINT or SIGTERM as a request; a second SIGINT interrupts at once, as it always did."""
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may set handlers; whoever runs training elsewhere handles signals there
+        yield stop  # only the main thread may set handlers; code that trains in another thread handles signals itself
         return
 
     def handle(number: int, frame: FrameType | None) -> None:

@@ -19,8 +19,8 @@ _ADDRESSES = "--address is host:port of a cluster's head, 'auto' for the cluster
 
 
 def import_ray() -> Any:
-    """Ray, or one line that says how to get it. Importing it takes most of a second, so only who needs it does."""
-    # Ray reports its use to its makers unless told otherwise; whoever uses a study was not asked.
+    """Ray, or one line that says how to get it. Importing it takes most of a second, so it is imported on first use."""
+    # Ray reports its use to its makers unless told otherwise, and nobody asked the user.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         return importlib.import_module("ray")
@@ -60,7 +60,7 @@ def connect(address: str | None, cores: int | None = None) -> Any:
                 raise RunError(f"Ray could not be started on this machine: {reason}") from error
             raise InputError(
                 f"cannot connect to Ray at '{wanted}': {reason}; {_ADDRESSES}. A cluster with a token wants "
-                "RAY_AUTH_MODE=token and the token here too (docs/cluster.md)"
+                "RAY_AUTH_MODE=token and the token here too (docs: Use a cluster)"
             ) from None
     return ray
 

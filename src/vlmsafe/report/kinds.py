@@ -45,7 +45,7 @@ TABLES: Mapping[str, Kind] = {
         "comparisons.rates",
     ),
     "summary": Kind(
-        "arm by arm from an evaluation, published values beside ours", "arms.summary", usual=True, first=True
+        "arm by arm from an evaluation, with published values", "arms.summary", usual=True, first=True
     ),
     "training": Kind(
         "arm by arm from training: cost, returns, seeds over budget", "arms.training", usual=True, first=True

@@ -66,7 +66,7 @@ class StudyInfo:
     runs: tuple[Path, ...] | None = None
     """Its run directories, present or not; others in its folder are left out. None takes all there are."""
     problems: tuple[str, ...] = ()
-    """What is to be said beside the state of the runs."""
+    """What to say in addition to the state of the runs."""
 
 
 @dataclass(frozen=True)

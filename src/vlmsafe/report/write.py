@@ -34,7 +34,7 @@ class Written:
 
     page: Path
     files: tuple[Path, ...]
-    """Tables and figures beside it."""
+    """Tables and figures in the folder of its name."""
     missing: tuple[Missing, ...]
     """What was asked for and could not be made."""
     answer: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Written:
 def write_report(
     runs: Sequence[Path | str], out: Path, study: StudyInfo | None = None, *, files: bool = True, times: bool = True
 ) -> Written:
-    """Report on runs, or folders of runs, to `out`; tables and figures go to a folder of its name beside it.
+    """Report on runs, or folders of runs, to `out`; tables and figures go to a folder of its name.
 
     `files=False` writes the page alone. `times=False` leaves out what depends on how fast a machine was, so that equal
     runs give equal pages.

@@ -35,7 +35,7 @@ _MAKERS = {"evaluations": "evaluate", "traces": "trace"}
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory holds a run. The configuration is the first file that a run needs and the last it gets."""
+    """Whether a directory holds a run. The configuration is written last, so a directory without one is no run."""
     return (directory / CONFIG).is_file()
 
 

@@ -130,7 +130,7 @@ class Study:
     traces: tuple[EpisodeRequest, ...] = ()
     claims: Claims = Claims()  # noqa: RUF009 - frozen
     tables: tuple[Any, ...] = ()
-    """Tables of the report, as docs/report.md describes them."""
+    """Tables of the report, as docs/guides/report.md describes them."""
     figures: tuple[Any, ...] = ()
     independent: bool = False
     """Whether all its runs are trained, even if another study has equal ones."""

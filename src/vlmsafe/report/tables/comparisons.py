@@ -48,7 +48,7 @@ def comparisons(dataset: Dataset, entry: Entry) -> Table | Missing:
         Column("second_mean", "second", 2),
         Column("difference", "difference", 2, hint="first minus second, with its interval over runs"),
         Column("p", "p", 3, hint="of the claimed test"),
-        Column("smallest_p", "smallest p", 3, hint="that so many runs can give, whatever they show"),
+        Column("smallest_p", "smallest p", 3, hint="the smallest p that this number of runs can give"),
         Column("first_lower", "first lower", 0, hint="matched seeds on which the first arm is lower"),
         Column("says", "the test says"),
         Column("audit", "audit"),

@@ -69,7 +69,7 @@ def compute(dataset: Dataset, entry: Entry) -> Table | Missing:
         Column("steps_per_second", "steps/s", 1),
         Column("overhead_pct", "time per step", 0, hint="against the first arm without a signal"),
     ]
-    caption = "Wall time of the epochs that were recorded, evaluation excluded; on whatever machine each run was made."
+    caption = "Wall time of the epochs that were recorded, evaluation excluded. Runs may come from different machines."
     notes = paper.note(rows, paper.TIME_NOTE)
     return Table("compute", entry.title or "What it costs to train", columns, rows, caption, entry.label, notes=notes)
 
