@@ -80,7 +80,7 @@ def test_a_part_of_another_method_is_refused():
         ("vlm-ppo-lag", {"signal": {"scorer": "none"}}, "signal.scorer is 'none', but the method 'vlm-ppo-lag' has a"),
         ("vlm-ppo-lag", {"signal": {"rule": "coupled"}}, "signal.rule is 'coupled', but"),
         ("ppo-clg", {"signal": {"cost_weight": 0.5, "prompts": "metadrive"}}, "PPO has none"),
-        ("cpo-clg", {"signal": {"multiplier": {"kind": "adam"}, "prompts": "metadrive"}}, "has no multiplier beside"),
+        ("cpo-clg", {"signal": {"multiplier": {"kind": "adam"}, "prompts": "metadrive"}}, "has no multiplier "),
         ("vlm-ppo-lag", {"env": "gym:Pendulum-v1"}, "has no prompts of its own; pass --prompts"),
         ("ppo-lag", {"signal": {"every": 4}}, "signal.every is set, but the method 'ppo-lag' has no signal"),
         ("ppo-lag", {"signal": {"calibration": {"frames": 50}}}, "signal.calibration.frames is set, but"),

@@ -1,7 +1,7 @@
 """FormulaOne: a racecar on a walled circuit through seven goals, on MuJoCo.
 
-Rewritten after Safety-Gymnasium's environment of that name, which is in no package registry. The page on environments lists
-what is equal and what differs.
+Rewritten after Safety-Gymnasium's environment of that name, which is in no package registry. The documentation's page
+on environments lists what is equal and what differs.
 
 circuit.py    the goals, the way through them, the walls
 racecar.xml   the car
