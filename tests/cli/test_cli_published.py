@@ -80,7 +80,7 @@ def test_runs_are_printed_beside_the_paper_with_every_difference_once(capsys, ru
     assert "tab:full-results" in text
     assert "seed-42" not in text
     assert "speeding, ppo; in the paper: PPO, without a value for these results" in text
-    assert "0 of 9 published values shown here" in text
+    assert "0 of 9 published values were obtained" in text
 
 
 def test_single_runs_are_printed_when_asked(capsys, runs):

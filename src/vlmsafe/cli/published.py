@@ -152,7 +152,7 @@ def _print_comparison(table: pl.DataFrame, *, with_runs: bool) -> None:
         out.print(f"  {rows.height - paired.height} results have no published value; --out writes them too.\n")
     found = table.drop_nulls("published")
     count = found["comparable"].sum()
-    out.print(f"{count} of {found.height} published values shown here were obtained under the same conditions.")
+    out.print(f"{count} of {found.height} published values were obtained under the same conditions as ours.")
 
 
 def _line(row: dict[str, Any], differences: dict[str, int]) -> list[str]:
