@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from vlmsafe.analysis.auc import auc_interval
-from vlmsafe.distillation.data import Examples, moments, read
+from vlmsafe.distillation.data import Examples, read, stack_views
 from vlmsafe.distillation.train import Schedule, train
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.embedded.network import Architecture, Embedding
@@ -33,7 +33,7 @@ def similarities(model: Embedding, examples: Examples, texts: tuple[str, ...], d
         told = model.text(Tokenizer(model.words).encode(texts)[0].to(device)).T
         frames = torch.from_numpy(examples.frames[:, -model.architecture.frames :])
         rows = range(0, len(examples), 512)
-        seen = (moments(examples.seen, frames[at : at + 512]).to(device) for at in rows)
+        seen = (stack_views(examples.seen, frames[at : at + 512]).to(device) for at in rows)
         parts = [model.image_of_views(part) @ told for part in seen]
     return torch.cat(parts).double().cpu().numpy()
 

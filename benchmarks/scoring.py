@@ -10,7 +10,7 @@ frames (256 x 256, uint8, in host memory) as one array. All take turns in every 
 Latency: one frame through everything, eight prompts embedded before, the mean of 500 passes after 50 to warm up, as the
 paper counts it. On a GPU also the rate of the vision tower alone, on pixels that are already there: what scoring from
 host memory could reach at best. CLIP's weights are random, which takes as long as trained ones and needs no download.
-The embedded scorer is the one that ships; its moments are two frames each, and on a CPU it is also timed on one core.
+The embedded scorer is the one that ships; its stacks have two frames each, and on a CPU it is also timed on one core.
 
 `--service` measures something else: what many processes get from one scoring service (`service_load.py`), and with
 `--qwen` yes/no scoring by a model of Qwen2-VL's shape, in batches against one call per question (`qwen_load.py`).
@@ -190,24 +190,24 @@ def measure_gpu(model: Any, texts: torch.Tensor, options: argparse.Namespace, fr
 
 
 def measure_embedded(options: argparse.Namespace, frames: Frames) -> dict[str, Any]:
-    """The shipped scorer: its size, and moments per second in batches of 64 and one at a time."""
+    """The shipped scorer: its size, and frame stacks per second in batches of 64 and one at a time."""
     scorer = EmbeddedScorer.load("", load_prompts("metadrive"), device=options.device)
     few = frames[: 1024 if options.device == "cuda" else 64]
-    moments = np.concatenate([few] * scorer.frames, axis=-1)
+    stacks = np.concatenate([few] * scorer.frames, axis=-1)
     threads = torch.get_num_threads()
     rows, found = [], {"bytes": SHIPPED.stat().st_size, "parameters": scorer.describe()["parameters"]}
     for used in dict.fromkeys((1, threads)) if options.device == "cpu" else (threads,):
         torch.set_num_threads(used)
-        rate = statistics.median(take_turns({"": (scorer.score, moments)}, options.rounds)[""])
-        latency, _ = measure_latency(scorer.score, moments[:1], max(options.passes, 1))
+        rate = statistics.median(take_turns({"": (scorer.score, stacks)}, options.rounds)[""])
+        latency, _ = measure_latency(scorer.score, stacks[:1], max(options.passes, 1))
         name = f"{used} {'core' if used == 1 else 'cores'}" if options.device == "cpu" else "GPU"
         rows.append((name, f"{rate:,.0f}", f"{1e3 / rate:.2f}", f"{latency:.2f}"))
         found[name] = {"moments_per_second": rate, "ms_per_moment": 1e3 / rate, "latency_ms": latency}
     torch.set_num_threads(threads)
     show(
         f"embedded scorer on {options.device}: {found['bytes'] / 1e6:.2f} MB, {found['parameters'] / 1e6:.2f} million "
-        f"parameters, moments of {scorer.frames} frames of {FRAME} x {FRAME} from host memory",
-        ("", "moments/s in batches of 64", "ms each", "one at a time, ms"),
+        f"parameters, stacks of {scorer.frames} frames of {FRAME} x {FRAME} from host memory",
+        ("", "stacks/s in batches of 64", "ms each", "one at a time, ms"),
         rows,
     )
     return found

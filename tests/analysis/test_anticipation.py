@@ -175,5 +175,5 @@ def test_bad_input_is_named():
         anticipation({"a": values}, values, numbers)
     with pytest.raises(InputError, match="horizon is 0"):
         anticipation({"a": values}, contact, numbers, horizons=(0,))
-    with pytest.raises(InputError, match="no 'negative' at K = 20 or 40"):
+    with pytest.raises(InputError, match="lacks 'negative' or the control at K = 20 and 40"):
         passes(anticipation({"a": values}, contact, numbers, resamples=5))

@@ -80,7 +80,7 @@ def test_signal_that_warns_passes_and_the_falling_margin_does_not():
 
 
 def rows(aucs, control, run=None, low=0.0):
-    """A table with one signal, whose AUCs these are, at horizons 1, 2, ..., beside the control."""
+    """A table with these AUCs of one signal at horizons 1, 2, ..., and the control."""
     made = [
         {"arm": "a", "run": run, "signal": signal, "form": "raw", "horizon": horizon, "auc": value, "low": low}
         for signal, values in (("negative", aucs), ("step", control))
@@ -225,7 +225,7 @@ def test_bad_input_is_named():
         lead_lag(steps.with_columns(negative=pl.lit(None, pl.Float64)))
     with pytest.raises(InputError, match="in several pieces"):
         lead_lag(pl.concat([steps[:20], steps[40:], steps[20:40]]))
-    with pytest.raises(InputError, match="step 6 of episode 0 of run 'seed-0' stands where step 5 should"):
+    with pytest.raises(InputError, match="episode 0 of run 'seed-0' has step 6 in place of step 5"):
         lead_lag(pl.concat([steps[:4], steps[5:]]))
     with pytest.raises(InputError, match="no rows"):
         score_variability(steps[:0])

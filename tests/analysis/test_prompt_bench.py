@@ -156,9 +156,9 @@ def test_onsets_are_counted_episode_by_episode():
 
 def test_candidates_that_do_not_fit_the_steps_are_refused(steps):
     one = candidate(steps, "one", 1.0)
-    with pytest.raises(InputError, match="names of their own, got: one, one"):
+    with pytest.raises(InputError, match="different names, other than hazard and step; got: one, one"):
         bench(steps, [one, one])
-    with pytest.raises(InputError, match="names of their own, got: hazard"):
+    with pytest.raises(InputError, match="different names, other than hazard and step; got: hazard"):
         bench(steps, [candidate(steps, "hazard", 1.0)])
     short = Candidate("short", one.positive[1:], one.negative[1:], one.margin[1:])
     with pytest.raises(InputError, match=r"'short' has positive of shape \(719,\); .* each of the 720 scored steps"):

@@ -190,7 +190,7 @@ def test_bad_input_is_named():
         cost_correlations(pl.DataFrame({"cost": [1.0], "path": [1.0]}))
     with pytest.raises(InputError, match="no column 'path'"):
         cost_correlations(episodes(cost=[1.0]), ["path"])
-    with pytest.raises(InputError, match="nothing to hold cost against"):
+    with pytest.raises(InputError, match="nothing to compare cost with"):
         cost_correlations(episodes(cost=[1.0]))
     with pytest.raises(InputError, match="no column 'env_return'"):
         passive_episodes(episodes(cost=[1.0]), 20.0)

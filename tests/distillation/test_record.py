@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vlmsafe.distillation.data import moments, read
+from vlmsafe.distillation.data import read, stack_views
 from vlmsafe.distillation.drivers import KINDS, driver
 from vlmsafe.distillation.facts import FACTS, MEASURES
 from vlmsafe.distillation.record import AFTER_CONTACT, RecordTask, step_limit
@@ -90,7 +90,7 @@ def test_a_moment_is_seen_as_the_scorer_sees_it_and_its_frames_are_as_far_apart(
         before, now = (frames[index] for index in examples.frames[row])
         whole = torch.from_numpy(np.concatenate([before, now], axis=-1))[None]
         expected = views(whole, 128).round().byte()
-        assert torch.equal(moments(examples.seen, torch.from_numpy(examples.frames[[row]])), expected)
+        assert torch.equal(stack_views(examples.seen, torch.from_numpy(examples.frames[[row]])), expected)
 
 
 def test_recordings_can_be_read_without_their_pictures(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
 """Does a signal rise before contact? The paper's test of anticipation, as a table of AUCs.
 
-A step without contact is positive for the horizon K if a contact follows within the next K steps of its episode. Where
-the episode ends earlier without one the step is negative. Steps in contact are not classified: a signal that only sees
-what already happens would otherwise look as if it had warned. Steps between two contacts are.
+A step without contact is positive for the horizon K if a contact follows within the next K steps of its episode. If
+the episode ends earlier without a contact, the step is negative. Steps in contact are not classified, because a signal
+that only sees what already happens would otherwise seem to warn. Steps between two contacts are classified.
 
-A signal is tested as it is and standardised within its episode, which takes away what differs between episodes and
-cannot warn of anything within one. The step's own number is tested beside it: contacts come late in many episodes, and
-whatever drifts with time looks like a warning there.
+A signal is tested raw and standardised within its episode. Standardising removes differences between episodes, which
+cannot warn of anything within one. The step index is tested as a control: contacts come late in many episodes, so that
+any signal that drifts with time looks like a warning there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONTROL = "step"
 """Name of the step-index control among the signals."""
 
 _CRITERION_HORIZONS, _CRITERION_AUC = (20, 40), 0.60
-_MOST_LEFT_OUT = 0.05  # share of resamples without contact, which about three episodes with contact bring below it
+_MOST_LEFT_OUT = 0.05  # share of resamples without contact; about three episodes with contact are enough for less
 _NEVER = np.iinfo(np.int64).max
 
 SCHEMA: dict[str, Any] = {
@@ -49,11 +49,11 @@ def anticipation(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """One row per signal, form (`raw`, `standardised`) and horizon, the step-index control among the signals.
+    """One row per signal, form (`raw`, `standardised`) and horizon. The step-index control is one of the signals.
 
-    Arrays have one entry per step, in the order of time, each episode in one piece; `contact` is cost > 0. `scored`
-    names the steps that have a signal, by default all: only they are classified and standardised over, while contacts
-    count wherever they are. All rows share the same resamples of episodes. `auc`, `low` and `high` are null where no
+    Arrays have one entry per step, in the order of time, with each episode in one piece. `contact` is cost > 0.
+    `scored` marks the steps that have a signal, by default all. Only these are classified and used to standardise;
+    contacts count at every step. All rows share the same resamples of episodes. `auc`, `low` and `high` are null if no
     step, or every step, is positive.
     """
     touched = _mask(contact, "contact")
@@ -88,11 +88,11 @@ def passes(table: pl.DataFrame, signal: str = "negative") -> bool:
 
 
 def verdict(table: pl.DataFrame, signal: str = "negative") -> Verdict:
-    """The criterion fixed in advance: at K = 20 or 40 the standardised signal warns, by three measures at once.
+    """The criterion fixed in advance: at K = 20 or 40 the standardised signal meets three conditions at once.
 
-    Its AUC is at least 0.60, the interval lies above 0.5, and the AUC is above that of the standardised step index. An
-    interval that had to leave out more than 5 % of its resamples, because they hold no contact, rests on too few
-    episodes with one to lie above anything: where all else holds, there are too few contacts to say.
+    Its AUC is at least 0.60, the interval lies above 0.5, and the AUC is above that of the standardised step index. If
+    more than 5 % of the resamples contain no contact, the interval rests on too few episodes with contact. The verdict
+    is then 'too few contacts', if the three conditions hold.
     """
     rows = {
         (row["signal"], row["horizon"]): row
@@ -101,7 +101,7 @@ def verdict(table: pl.DataFrame, signal: str = "negative") -> Verdict:
     tested = [horizon for horizon in _CRITERION_HORIZONS if (signal, horizon) in rows and (CONTROL, horizon) in rows]
     if not tested:
         names = ", ".join(sorted({name for name, _ in rows} - {CONTROL}))
-        raise InputError(f"the table has no '{signal}' at K = 20 or 40 beside the control; its signals are: {names}")
+        raise InputError(f"the table lacks '{signal}' or the control at K = 20 and 40; its signals are: {names}")
     warns = [rows[signal, horizon] for horizon in tested if _warns(rows[signal, horizon], rows[CONTROL, horizon])]
     if any(row["left_out"] <= _MOST_LEFT_OUT * row["resamples"] for row in warns):
         return "met"
@@ -115,7 +115,7 @@ def _warns(row: Mapping[str, Any], control: Mapping[str, Any]) -> bool:
 
 
 def steps_to_contact(contact: Mask, episodes: Int64) -> Int64:
-    """For each step, how many steps later the next contact of its episode comes; a huge number where none does."""
+    """For each step, the number of steps to the next contact of its episode; a huge number if there is none."""
     steps = len(contact)
     places = np.arange(steps)
     at_or_after = np.minimum.accumulate(np.where(contact, places, steps)[::-1])[::-1]
@@ -125,11 +125,12 @@ def steps_to_contact(contact: Mask, episodes: Int64) -> Int64:
 
 
 def standardise(values: Float64, episodes: Int64) -> Float64:
-    """Less the mean of the episode, in units of its population deviation; zero throughout a constant episode."""
+    """Subtract the episode's mean, divide by its population deviation. A constant episode becomes zero."""
     counts = np.maximum(np.bincount(episodes), 1)
     centred = values - (np.bincount(episodes, weights=values) / counts)[episodes]
     deviation = np.sqrt(np.bincount(episodes, weights=centred**2) / counts)
-    # By its extremes, because the mean of equal numbers can be off by a rounding error, which must not be blown up.
+    # Extremes decide whether an episode varies: the mean of equal numbers can be off by a rounding error, and dividing
+    # by it would turn that error into a signal.
     low, high = np.full(len(counts), np.inf), np.full(len(counts), -np.inf)
     np.minimum.at(low, episodes, values)
     np.maximum.at(high, episodes, values)
@@ -163,6 +164,6 @@ def _mask(given: ArrayLike, name: str, steps: int | None = None) -> Mask:
 
 
 def _require_whole(episodes: Int64, count: int) -> None:
-    """Contacts are looked for in the steps that follow, so an episode must not be in pieces."""
+    """Refuse an episode in pieces: contacts are searched in the steps that follow."""
     if np.count_nonzero(np.diff(episodes)) + 1 != count:
         raise InputError("an episode's steps are not in one piece; give each episode of each run an id of its own")

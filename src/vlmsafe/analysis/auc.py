@@ -1,8 +1,8 @@
 """Areas under ROC curves pooled over episodes, with intervals from resampling whole episodes.
 
-Steps of one episode resemble each other, so an interval must resample episodes and not steps. Everything here rests on
-one matrix, `concordance`: how often a positive step of episode i scores above a negative one of episode j. With it a
-resample that holds episode i `w[i]` times has the AUC w C w / ((w n+) (w n-)), and no step is looked at again.
+Steps of one episode resemble each other, so an interval must resample episodes and not steps. All functions use one
+matrix C, from `concordance`: how often a positive step of episode i scores above a negative step of episode j. A
+resample that contains episode i `w[i]` times has the AUC w C w / ((w n+) (w n-)), so the steps are read only once.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Mask = NDArray[np.bool_]
 
 RESAMPLES = 2000
 _TAILS = (0.025, 0.975)
-_PAIRS = 1 << 22  # compared one by one at a time, which bounds the memory
+_PAIRS = 1 << 22  # compared at a time; bounds the memory
 
 
 @dataclass(frozen=True)
 class Auc:
-    """An AUC with its 95 % percentile interval over resampled episodes, None where a class is empty."""
+    """An AUC with its 95 % percentile interval over resampled episodes; None if a class is empty."""
 
     auc: float | None
     low: float | None
@@ -37,7 +37,7 @@ class Auc:
     negatives: int
     episodes: int
     left_out: int
-    """Resamples without a positive or without a negative, which have no AUC."""
+    """Resamples without a positive or without a negative step. They have no AUC."""
 
 
 AUC_SCHEMA: dict[str, Any] = {
@@ -53,7 +53,7 @@ AUC_SCHEMA: dict[str, Any] = {
 
 
 def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
-    """The chance that a positive scores above a negative, ties counting half; None where there are no pairs.
+    """The chance that a positive scores above a negative; ties count half. None if there are no pairs.
 
     >>> auc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1])
     0.75
@@ -67,14 +67,14 @@ def auc(scores: ArrayLike, labels: ArrayLike) -> float | None:
 def auc_interval(
     scores: ArrayLike, labels: ArrayLike, episodes: ArrayLike, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Auc:
-    """The AUC pooled over episodes, with an interval over them. `episodes` holds each step's episode, by any name."""
+    """The AUC pooled over episodes, with an interval over them. `episodes` names the episode of each step."""
     values, positive = _checked(scores, labels)
     numbers, count = number_episodes(episodes, len(values))
     return pooled(values, positive, numbers, draw_resamples(count, resamples, seed))
 
 
 def number_episodes(episodes: ArrayLike, steps: int) -> tuple[Int64, int]:
-    """Episodes numbered from 0 in the order of their names, for each step, and how many there are."""
+    """The number of each step's episode, from 0 in the order of the names, and the number of episodes."""
     names = np.asarray(episodes)
     if names.shape != (steps,):
         raise InputError(f"the episodes have the shape {names.shape}; expected one per step, ({steps},)")
@@ -85,7 +85,7 @@ def number_episodes(episodes: ArrayLike, steps: int) -> tuple[Int64, int]:
 def draw_resamples(episodes: int, resamples: int, seed: int) -> Float64:
     """How often each episode occurs in each resample, [resamples, episodes].
 
-    Signals that are to be compared should share them: their intervals then differ by the signals alone.
+    Signals that are compared should share the resamples, so that their intervals differ only by the signals.
     """
     if episodes < 1 or resamples < 1:
         raise InputError(f"{resamples} resamples of {episodes} episodes; both must be at least 1")
@@ -117,9 +117,9 @@ def pooled(values: Float64, positive: Mask, episodes: Int64, resamples: Float64)
 def concordance(values: Float64, positive: Mask, episodes: Int64, count: int) -> Float64:
     """C[i, j]: pairs of a positive step of episode i and a negative one of j in which the positive scores higher.
 
-    Ties count half. Steps are sorted and cut into bins of whole groups of ties. Between bins the counts per episode
-    decide, as one matrix product; only pairs within a bin are compared one by one. With bins about as large as there
-    are episodes, both cost N E for N steps, where comparing all pairs would cost N^2.
+    Ties count half. Steps are sorted and cut into bins of whole groups of ties. Pairs in different bins are counted per
+    episode, as one matrix product. Only pairs within a bin are compared one by one. If a bin has about as many steps as
+    there are episodes (E), both cost N E for N steps; comparing all pairs would cost N^2.
     """
     order = np.argsort(values, kind="stable")
     ranked, positive, episodes = values[order], positive[order], episodes[order]
@@ -128,7 +128,7 @@ def concordance(values: Float64, positive: Mask, episodes: Int64, count: int) ->
     starts = np.flatnonzero(fresh)
     sizes = np.diff(np.append(starts, len(ranked)))
     size = min(max(count // 4, 16), 1024)
-    # A group of ties that does not fit into a bin is one of its own: it has no pairs to compare.
+    # A group of ties that does not fit into a bin gets its own bin: it has no pairs to compare.
     large = sizes > size
     keys = 2 * (starts // size) + large
     bins = np.unique(keys, return_inverse=True)[1][rank]
@@ -139,7 +139,7 @@ def concordance(values: Float64, positive: Mask, episodes: Int64, count: int) ->
         return np.bincount(cells, minlength=count * bins_in_all).reshape(count, bins_in_all).astype(np.float64)
 
     below = histogram(~positive)
-    # Whole bins below count fully, the own bin as if it were one tie; what that is wrong by is added pair by pair.
+    # Lower bins count fully, and the own bin counts as if it were one tie. The loop below corrects this pair by pair.
     wins = histogram(positive) @ (np.cumsum(below, axis=1) - below / 2.0).T
     first, second = np.flatnonzero(positive & ~large[rank]), np.flatnonzero(~positive)
     begin, end = (np.searchsorted(bins[second], bins[first], side=side) for side in ("left", "right"))

@@ -1,8 +1,8 @@
 """Permutation and sign-flip tests that count every possibility, so that p is a fraction and not an estimate.
 
-The number of splits is out of reach long before the counting is: both tests cut the values into two halves, list the
-sums of each half, and count the pairs of sums beyond the threshold by bisection. 20 against 20 runs, 137,846,528,820
-splits, take less than a second. Sums that differ only by rounding of the inputs count as equal.
+The splits need not be listed to be counted. Both tests cut the values into two halves, list the sums of each half, and
+count the pairs of sums beyond the threshold by bisection. 20 against 20 runs have 137,846,528,820 splits and take less
+than a second. Sums that differ only by rounding of the inputs count as equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vlmsafe.errors import InputError, unknown_name
 Alternative = Literal["less", "greater", "two-sided"]
 
 SAMPLES = 100_000
-_HALF_SUMS = 1 << 21  # of one half, which bounds time and memory
+_HALF_SUMS = 1 << 21  # sums of one half; bounds time and memory
 _DRAWS = 1 << 22  # numbers held at a time by the sampled tests
 
 
@@ -35,9 +35,9 @@ class PermutationTest:
     count: int
     total: int
     smallest: Fraction
-    """The smallest p that this many values can give, however they fall."""
+    """The smallest p that this many values can give."""
     exact: bool
-    """Whether all possibilities were counted, and not a sample of them."""
+    """Whether all possibilities were counted; otherwise a sample of them."""
 
     @property
     def p(self) -> Fraction:
@@ -49,9 +49,9 @@ class PermutationTest:
 
 
 def smallest_permutation_p(n: int, m: int, alternative: Alternative) -> Fraction:
-    """The smallest p that n against m runs can give: 1 / C(n + m, n), which only the observed split then reaches.
+    """The smallest p that n against m runs can give: 1 / C(n + m, n), if no other split is as extreme as the observed.
 
-    Two-sided with n = m it is twice that, because exchanging the arms mirrors every split.
+    For a two-sided test with n = m it is twice that, because exchanging the arms mirrors every split.
 
     >>> smallest_permutation_p(3, 3, "less")
     Fraction(1, 20)
@@ -71,8 +71,8 @@ def smallest_sign_flip_p(n: int, alternative: Alternative) -> Fraction:
 def permutation_test(first: ArrayLike, second: ArrayLike, alternative: Alternative) -> PermutationTest:
     """Exact test of mean(first) - mean(second) over all C(n + m, n) ways to split the values into n and m.
 
-    p is the share of splits, the observed one among them, whose difference is at most (`less`), at least (`greater`) or
-    in absolute value at least (`two-sided`) the observed one.
+    p is the share of splits, including the observed one, with a difference at most (`less`), at least (`greater`) or in
+    absolute value at least (`two-sided`) the observed one.
 
     >>> print(permutation_test([17.75, 36.37, 21.70, 23.07, 13.26], [53.89, 23.37, 43.23], "less"))
     2/56
@@ -87,8 +87,8 @@ def permutation_test(first: ArrayLike, second: ArrayLike, alternative: Alternati
             f"an exact test of {len(a)} against {len(b)} values has {total} splits, too many to count; "
             "use sampled_permutation_test"
         )
-    # The difference is S (1/n + 1/m), S the first arm's sum once the pooled mean is subtracted. Where the second arm is
-    # the smaller one, the sum of its negated values is the same S with fewer terms.
+    # The difference is S (1/n + 1/m), where S is the first arm's sum after the pooled mean is subtracted. If the second
+    # arm is smaller, the sum of its negated values is the same S with fewer terms.
     values = np.concatenate([a, b])
     values -= values.mean()
     signed, chosen = (values, slice(0, len(a))) if len(a) == small else (-values, slice(len(a), None))
@@ -106,9 +106,9 @@ def permutation_test(first: ArrayLike, second: ArrayLike, alternative: Alternati
 def sampled_permutation_test(
     first: ArrayLike, second: ArrayLike, alternative: Alternative, *, samples: int = SAMPLES, seed: int = 0
 ) -> PermutationTest:
-    """`permutation_test` on `samples` random splits, where there are too many to count.
+    """`permutation_test` on `samples` random splits, for when there are too many to count.
 
-    The observed split is counted too, so that p = (extreme + 1) / (samples + 1) is never 0.
+    The observed split counts too, so p = (extreme + 1) / (samples + 1) is never 0.
     """
     a, b = finite_vector(first, "first arm"), finite_vector(second, "second arm")
     _check_alternative(alternative)
@@ -137,7 +137,7 @@ def sampled_permutation_test(
 def sign_flip_test(pairs: Pairs, alternative: Alternative) -> PermutationTest:
     """Exact test of the mean of first - second over matched seeds, over all 2^n choices of the differences' signs.
 
-    p is the share of choices, the observed one among them, whose mean is at most (`less`), at least (`greater`) or in
+    p is the share of choices, including the observed one, with a mean at most (`less`), at least (`greater`) or in
     absolute value at least (`two-sided`) the observed one.
     """
     differences = finite_vector(pairs.differences, "sign-flip test")
@@ -147,10 +147,10 @@ def sign_flip_test(pairs: Pairs, alternative: Alternative) -> PermutationTest:
     if 1 << cut > _HALF_SUMS:
         raise InputError(
             f"an exact test of {len(differences)} pairs has {total} choices of sign, too many to count; "
-            "with so many pairs use paired_t_test or bootstrap_paired_difference"
+            "use paired_t_test or bootstrap_paired_difference instead"
         )
     left, right = _signed_sums(differences[:cut]), np.sort(_signed_sums(differences[cut:]))
-    count = _extreme(  # flipping all signs mirrors the sums, so that those of -differences are the same
+    count = _extreme(  # flipping all signs mirrors the sums, so -differences have the same sums
         lambda _, limit: int(np.searchsorted(right, limit - left, side="right").sum()),
         float(differences.sum()),
         _rounding(pairs.first, pairs.second),
@@ -207,7 +207,7 @@ def _signed_sums(values: Float64) -> Float64:
 
 
 def _rounding(*arms: Float64) -> float:
-    """How far apart two sums of these values may be by rounding alone: such sums count as equal."""
+    """How far apart two sums of these values may be by rounding alone. Such sums count as equal."""
     values = np.concatenate(arms)
     return float(np.finfo(np.float64).eps * len(values) ** 2 * np.abs(values).max())
 

@@ -1,11 +1,11 @@
-"""How open is the gate, and does it tell frames in contact from others?
+"""How open the gate is, and whether it distinguishes frames in contact from others.
 
-kappa is a distance from a centre, folded: it is large on both sides. A gate that is open, or closed, nearly everywhere
-weighs every frame alike; one that opens in contact may do so because contact frames have unusually low margins, which
-the negated margin then shows more directly. A gate calibrated on the very frames it is judged by is judged in-sample;
-beside it stand gates calibrated on one half of the episodes and judged on the other.
+kappa is a distance from a centre: it is large on both sides. A gate that is nearly open or nearly closed everywhere
+gives every frame the same weight. A gate that opens in contact may do so because contact frames have unusually low
+margins; the negated margin shows this more directly. A gate that is judged on the frames it was calibrated on is judged
+in-sample. For comparison, gates are also calibrated on one half of the episodes and judged on the other.
 
-All functions that take tables take traces stacked by `vlmsafe.analysis.tables.stacked`, and look at scored steps only.
+Functions that take tables expect traces stacked by `vlmsafe.analysis.tables.stacked`, and use scored steps only.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def gate_cells(
 ) -> pl.DataFrame:
     """Quantiles of margin and kappa per run, for each of `SCALES` around 0 and for the gate calibrated on the run.
 
-    `frames` takes so many, evenly spaced, instead of all scored ones. `closed` and `open` are the shares of frames with
-    kappa < 0.1 and > 0.9. Where half the margins are equal a gate cannot be calibrated; its cells are null. Traces
-    that hold a kappa give a further gate, `recorded`: the one they were recorded with, which is the run's own if it has
-    one.
+    `frames` is the number of frames to use, evenly spaced, instead of all scored ones. `closed` and `open` are the
+    shares of frames with kappa < 0.1 and > 0.9. If half the margins are equal, the gate cannot be calibrated and its
+    cells are null. Traces with a kappa have a further gate, `recorded`: the one they were recorded with, which is the
+    run's own if it has one.
     """
     require_trace(steps, _WHAT, scorer, ("margin",))
     if frames is not None and frames < 1:
@@ -101,7 +101,7 @@ def gate_medians(cells: pl.DataFrame) -> pl.DataFrame:
 
 
 def calibrated(margins: Float64, target: float = 0.5) -> Gate | None:
-    """The gate calibrated on these margins, None where the middle half of them are equal."""
+    """The gate calibrated on these margins; None if the middle half of them are equal."""
     low, high = np.quantile(margins, [0.25, 0.75])
     return Gate.calibrated(margins, target) if high > low else None
 
@@ -141,13 +141,14 @@ ROC_SCHEMA: dict[str, Any] = {
 def gate_roc(
     steps: pl.DataFrame, *, target: float = 0.5, scorer: str = "", resamples: int = RESAMPLES, seed: int = 0
 ) -> pl.DataFrame:
-    """AUCs of kappa and of the negated margin against contact in the same step, per arm, over its runs together.
+    """AUCs of kappa and of the negated margin against contact in the same step, per arm with its runs pooled.
 
     `calibrated_on` is null for the prior-symmetric gate and the negated margin, `same frames` for the in-sample gate,
-    and `other half` for a gate calibrated on half of the episodes, drawn with `seed`, and judged on the others; `half`
-    numbers the half that is judged. The negated margin has rows on the halves too, for comparison on equal frames.
-    `contact_margin` and `free_margin` are median margins with and without contact, and `contact_below_centre` is the
-    share of contact frames whose margin is below the gate's centre: those that only the fold makes count.
+    and `other half` for a gate calibrated on half of the episodes, drawn with `seed`, and judged on the rest. `half` is
+    the number of the half that is judged. The negated margin has rows on the halves too, so that it can be compared on
+    equal frames. `contact_margin` and `free_margin` are median margins with and without contact.
+    `contact_below_centre` is the share of contact frames with a margin below the gate's centre; they count as confident
+    only because kappa is folded.
     """
     rows = []
     for arm, margins, contact, episodes in _scored_arms(steps, scorer):
@@ -173,8 +174,8 @@ def gate_thresholds(
 ) -> pl.DataFrame:
     """Precision and recall of kappa against contact in the same step, per arm, gate and threshold.
 
-    The gates, and the frames each is judged on, are those of `gate_roc`; `prevalence` is the share of contact frames,
-    which is the precision of flagging everything.
+    The gates and the frames that they are judged on are those of `gate_roc`. `prevalence` is the share of contact
+    frames, which is the precision of flagging everything.
     """
     parts = []
     for arm, margins, contact, episodes in _scored_arms(steps, scorer):
@@ -192,10 +193,10 @@ def gate_thresholds(
 def gate_curves(
     steps: pl.DataFrame, *, points: int = 400, target: float = 0.5, scorer: str = "", seed: int = 0
 ) -> pl.DataFrame:
-    """`roc_curve` of everything that `gate_roc` judges, per arm, thinned to about so many points.
+    """`roc_curve` of everything that `gate_roc` judges, per arm, thinned to about `points` points.
 
-    Points are kept evenly by their place in the ranking and, for the first few, which decide precision, by its
-    logarithm. Both ends stay.
+    Half of the points are spaced evenly over the ranking. The others are spaced by its logarithm, because the first few
+    decide precision. Both ends are kept.
     """
     parts = []
     for arm, margins, contact, episodes in _scored_arms(steps, scorer):
@@ -243,14 +244,14 @@ def _judged(
     first = first_half(episodes, seed)
     for half, used in ((1, first), (2, ~first)):
         if not used.any() or used.all():
-            continue  # a single episode has no halves
+            continue  # there is only one episode, which has no halves
         if (gate := calibrated(margins[~used], target)) is not None:
             yield {"score": "kappa", "calibrated_on": "other half", "half": half}, gate, used
         yield {"score": "negated margin", "half": half}, None, used
 
 
 def first_half(episodes: Int64, seed: int) -> Mask:
-    """Which steps belong to a random half of the episodes, the larger one where their number is odd."""
+    """Which steps belong to a random half of the episodes; the larger half if their number is odd."""
     names = np.unique(episodes)
     chosen = np.random.default_rng(seed).permutation(names)[: (len(names) + 1) // 2]
     return np.isin(episodes, chosen)
@@ -272,8 +273,8 @@ CURVE_SCHEMA: dict[str, Any] = {
 def roc_curve(scores: ArrayLike, labels: ArrayLike) -> pl.DataFrame:
     """Recall, false-positive rate and precision when everything at or above a threshold is flagged.
 
-    One row per distinct score, from the highest down, after a first one that flags nothing. The area under recall over
-    false-positive rate is the AUC. A share of nothing is null: recall without positives, precision of no flags.
+    The first row flags nothing. Then there is one row per distinct score, from the highest down. The area under recall
+    over false-positive rate is the AUC. Recall without positives, and precision without flags, are null.
     """
     values, positive = _checked(scores, labels)
     order = np.argsort(-values, kind="stable")
@@ -284,7 +285,7 @@ def roc_curve(scores: ArrayLike, labels: ArrayLike) -> pl.DataFrame:
 
 
 def at_thresholds(scores: ArrayLike, labels: ArrayLike, thresholds: Sequence[float] = THRESHOLDS) -> pl.DataFrame:
-    """The same at given thresholds: how kappa >= 0.2 would do as a detector of contact."""
+    """The same at given thresholds, such as kappa >= 0.2 as a detector of contact."""
     values, positive = _checked(scores, labels)
     levels = np.asarray(thresholds, np.float64)
     above = [values >= level for level in levels]
@@ -310,7 +311,7 @@ def _checked(scores: ArrayLike, labels: ArrayLike) -> tuple[Float64, Mask]:
     values, positive = np.asarray(scores, np.float64), np.asarray(labels)
     if values.ndim != 1 or values.shape != positive.shape or positive.dtype != np.bool_:
         raise InputError(
-            f"ROC: scores {values.shape} and {positive.dtype} labels {positive.shape}; expected a number and a true or "
+            f"ROC: scores {values.shape} and {positive.dtype} labels {positive.shape}; expected a number and true or "
             "false for each frame"
         )
     if not np.isfinite(values).all():

@@ -1,8 +1,8 @@
-"""Do signals come before contact? The paper's tables of it, for the traces of any runs.
+"""Lead time: the paper's tables of whether signals rise before contact, for the traces of any runs.
 
-`vlmsafe.analysis.anticipation` has the test itself. Here it is applied to every signal of a trace, pooled over the
-runs of each arm and run by run, and counted as the paper counts; beside it stand the profile of rank correlations
-between a score and earlier and later cost, and how much a score varies at all.
+`vlmsafe.analysis.anticipation` has the test itself. Here it is applied to every signal of a trace, pooled over the runs
+of each arm and run by run, and the AUCs are counted as in the paper. Two more tables show the rank correlations between
+a score and earlier and later cost, and how much a score varies.
 
 All functions take traces stacked by `vlmsafe.analysis.tables.stacked`. Contact is cost > 0.
 """
@@ -41,9 +41,9 @@ def lead_time(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """AUCs per arm, run, signal, form and horizon, the step-index control among the signals.
+    """AUCs per arm, run, signal, form and horizon. The step-index control is one of the signals.
 
-    Rows whose `run` is null pool all runs of the arm. kappa is the gate's, by default the prior-symmetric one, as
+    Rows with a null `run` pool all runs of the arm. kappa is that of `gate`, by default the prior-symmetric one, as
     published. `scorer` names one of several in the trace. The columns after `run` are those of `anticipation`.
     """
     require_trace(steps, _WHAT, scorer, ("positive", "negative", "margin"))
@@ -73,9 +73,9 @@ def lead_time(
 
 
 def verdicts(table: pl.DataFrame) -> pl.DataFrame:
-    """Which signals of which arms, over its runs together, meet the criterion fixed in advance.
+    """Which signals of which arms, with the runs of an arm pooled, meet the criterion fixed in advance.
 
-    The one to be judged by is c_vlm, `negative`; the others are there for comparison.
+    The criterion is about c_vlm, `negative`. The other signals are there for comparison.
     """
     require_columns(table, SCHEMA, _WHAT, "expected what `lead_time` returns")
     rows = [
@@ -89,10 +89,10 @@ def verdicts(table: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class AucCount:
-    """How many AUCs of signals, all forms and horizons, say what. The control is not among them."""
+    """Counts of AUCs over all signals, forms and horizons, without the control."""
 
     total: int
-    """Those that exist: with a positive and a negative step."""
+    """AUCs that are defined: there is a positive and a negative step."""
     lowest: float | None
     highest: float | None
     above_half: int
@@ -100,7 +100,7 @@ class AucCount:
     above_control: int
     """Above the step index in the same form at the same horizon."""
     reversed_above_control: int
-    """1 - AUC above it: where low values, read as a warning, would do better than counting steps."""
+    """1 - AUC is above the step index: low values would warn better than the step index does."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _count(rows: pl.DataFrame) -> AucCount:
 
 
 def auc_ranges(table: pl.DataFrame) -> pl.DataFrame:
-    """Lowest and highest pooled AUC of each signal over arms and horizons, raw and standardised: the paper's table."""
+    """The paper's table: lowest and highest pooled AUC of each signal over arms and horizons, raw and standardised."""
     require_columns(table, SCHEMA, _WHAT, "expected what `lead_time` returns")
     pooled = table.filter(pl.col("run").is_null())
     ends = [
@@ -152,7 +152,7 @@ def lead_lag(
 ) -> pl.DataFrame:
     """Spearman's correlation between a signal at step t and the cost at t + k, per arm and lag k.
 
-    A signal that warns correlates more with later cost (k > 0) than with earlier. Null where either side is constant.
+    A signal that warns correlates more with later cost (k > 0) than with earlier cost. Null if either is constant.
     """
     require_trace(steps, _WHAT, scorer, ("positive", "negative", "margin"))
     numbered = steps.with_columns(number=episode_numbers(steps, _WHAT))
@@ -175,7 +175,7 @@ def lead_lag_profile(
 ) -> pl.DataFrame:
     """One row per lag: `spearman` of score[t] and cost[t + k] over the `pairs` of steps within an episode.
 
-    Arrays have one entry per step, in the order of time; t must be scored, t + k need not be.
+    Arrays have one entry per step, in the order of time. Step t must be scored, step t + k need not be.
     """
     rows: list[dict[str, Any]] = []
     for lag in lags:
@@ -193,10 +193,9 @@ def _spearman(x: Float64, y: Float64) -> float | None:
 
 @dataclass(frozen=True)
 class Variability:
-    """How much a score varies, over all scored steps; deviations are population ones.
+    """How much a score varies over all scored steps. Deviations are population deviations.
 
-    std² = within_std² + between_std²: what varies within episodes could tell one moment from another, what varies
-    between them cannot.
+    std² = within_std² + between_std². Only variation within episodes can distinguish one step from another.
     """
 
     steps: int
@@ -204,11 +203,11 @@ class Variability:
     mean: float
     std: float
     coefficient: float | None
-    """std / |mean|, None where the mean is zero."""
+    """std / |mean|; None if the mean is zero."""
     within_std: float
-    """Root of the mean over steps of the squared distance from the episode's mean."""
+    """Root mean square, over steps, of the distance from the episode's mean."""
     between_std: float
-    """The same of the episode's mean from the mean of all."""
+    """Root mean square, over steps, of the distance of the episode's mean from the mean of all."""
     low: float
     high: float
 
@@ -223,7 +222,7 @@ VARIABILITY_SCHEMA: dict[str, Any] = {
 
 
 def variability(values: Float64, episodes: Int64) -> Variability:
-    """Of one score, with the episode of each value."""
+    """The variability of one score; `episodes` has the episode of each value."""
     if not len(values) or len(values) != len(episodes):
         raise InputError(f"variability: {len(values)} values in {len(episodes)} episodes' steps; expected one each")
     numbers = np.unique(episodes, return_inverse=True)[1]
@@ -263,7 +262,7 @@ def score_variability(steps: pl.DataFrame, *, gate: Gate = _PRIOR, scorer: str =
 
 
 def _signal(steps: pl.DataFrame, name: str, scorer: str, gate: Gate) -> Float64:
-    """A signal at every step, NaN where none was scored."""
+    """A signal at every step; NaN at steps that were not scored."""
     if name not in SIGNALS:
         raise unknown_name("signal", name, SIGNALS)
     if name == "kappa":

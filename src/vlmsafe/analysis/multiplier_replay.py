@@ -1,9 +1,9 @@
-"""Would the multiplier have gone another way without the signal? A run's epochs, replayed from its own record.
+"""Multiplier replay: what the multiplier of a run would have been without the signal term.
 
-A multiplier is a function of what `epochs.jsonl` holds: the episode cost J_C, the budget d and the mean negative score
-of each epoch that finished an episode. Replayed with the run's own settings it must give the recorded values; replayed
-with eta_2 = 0 it gives what it would have been on the same costs. The costs are held fixed, so this is the direct
-effect of the term: how a policy would have answered another multiplier is not asked.
+A multiplier is a function of what `epochs.jsonl` records: the episode cost J_C, the budget d and the mean negative
+score of each epoch in which an episode finished. Replayed with the run's own settings it must give the recorded values.
+Replayed with eta_2 = 0 it gives what it would have been with the same costs. The costs are held fixed, so this is the
+direct effect of the term. How the policy would have reacted to another multiplier is left out.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from vlmsafe.learners.multipliers import make_multiplier
 Rows = Sequence[Mapping[str, Any]]
 
 AGREEMENT = 1e-6
-"""How far a replay may lie from the record and still count as the same."""
+"""How far a replay may be from the record and still count as equal."""
 
 _READ = ("epoch", "episodes", "budget", "episode_cost", "negative_score", "multiplier")
 
 SCHEMA: dict[str, Any] = {
     "epoch": pl.Int64,
-    "cost_gap": pl.Float64,  # J_C - d; null where no episode finished, and the multiplier stayed
+    "cost_gap": pl.Float64,  # J_C - d; null if no episode finished and the multiplier did not move
     "signal_term": pl.Float64,  # eta_2 (mean c_vlm - tau)
     "negative_score": pl.Float64,
-    "recorded": pl.Float64,  # lambda after the epoch, as the run wrote it
+    "recorded": pl.Float64,  # lambda after the epoch, as the run recorded it
     "step": pl.Float64,  # its change in the epoch
     "rebuilt": pl.Float64,
     "without_term": pl.Float64,
-    "change": pl.Float64,  # rebuilt - without_term: what the term has added so far
+    "change": pl.Float64,  # rebuilt - without_term: what the term added up to here
 }
 
 
 def rebuild(rows: Rows, config: MultiplierConfig) -> Float64:
     """lambda after each epoch, from a run's rows of `epochs.jsonl` and the settings of its multiplier.
 
-    Works for every run with a multiplier; without a signal its scores are null and the term is zero.
+    This works for every run with a multiplier. Without a signal the scores are null and the term is zero.
     """
     _check(rows, config)
     multiplier = make_multiplier(config)
@@ -59,9 +59,9 @@ def rebuild(rows: Rows, config: MultiplierConfig) -> Float64:
 
 
 def replay(rows: Rows, config: MultiplierConfig) -> pl.DataFrame:
-    """One row per epoch: both terms of the bracket, lambda as recorded, as rebuilt, and as it were without the term.
+    """One row per epoch: both terms of the bracket, and lambda as recorded, as rebuilt, and without the term.
 
-    Raises where there is nothing to remove: a run without a signal, or with eta_2 = 0.
+    A run without a signal, or with eta_2 = 0, is refused: it has no term to remove.
     """
     rebuilt = rebuild(rows, config)
     if not config.signal_weight:
@@ -69,7 +69,7 @@ def replay(rows: Rows, config: MultiplierConfig) -> pl.DataFrame:
     moved = [bool(row["episodes"]) for row in rows]
     if not any(moved):
         raise InputError(
-            f"multiplier replay: no episode finished in any of the {len(rows)} epochs, so that lambda was never updated"
+            f"multiplier replay: no episode finished in any of the {len(rows)} epochs, so lambda was never updated"
         )
     if all(row["negative_score"] is None for row, own in zip(rows, moved, strict=True) if own):
         raise InputError(
@@ -104,7 +104,7 @@ def replay(rows: Rows, config: MultiplierConfig) -> pl.DataFrame:
 class ReplaySummary:
     """What the signal term did to the multiplier of one run, or of several together.
 
-    Sizes are absolute. `epochs` counts those that moved the multiplier.
+    Sizes are absolute. `epochs` counts the epochs that updated the multiplier.
     """
 
     runs: int
@@ -114,11 +114,11 @@ class ReplaySummary:
     largest_change: float
     """Largest difference that removing the term makes to lambda, in any epoch of any run."""
     median_largest_change: float
-    """The median over runs of each run's largest; with one run, that one."""
+    """The median over runs of each run's largest change."""
     sign_reversals: int
-    """Epochs in which the term turned the sign of a gap that is not zero."""
+    """Epochs in which the term changed the sign of a gap that is not zero."""
     at_budget: int
-    """Epochs with J_C exactly d, where the term alone gives the bracket its sign."""
+    """Epochs with J_C = d exactly, in which the term alone decides the sign of the bracket."""
     mean_term: float
     largest_term: float
     mean_gap: float
@@ -130,18 +130,18 @@ class ReplaySummary:
     mean_score: float
     """Mean c_vlm over epochs."""
     budget_shift: float
-    """eta_2 (tau - mean c_vlm): where lambda comes to rest J_C is d plus this; negative tightens the budget."""
+    """eta_2 (tau - mean c_vlm). If lambda comes to rest, J_C is d plus this; a negative shift tightens the budget."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the replay is the recorded run, so that the rest can be believed."""
+        """Whether the replay gives the recorded lambda. If not, the other figures cannot be trusted."""
         return self.error <= AGREEMENT
 
 
 def summarise(*tables: pl.DataFrame) -> ReplaySummary:
-    """The figures of one table of `replay`, or of those of several runs together."""
+    """The figures of one table of `replay`, or of the tables of several runs together."""
     if not tables:
-        raise InputError("multiplier replay: no tables; expected that of at least one run")
+        raise InputError("multiplier replay: no tables; expected the table of at least one run")
     for table in tables:
         require_columns(table, SCHEMA, "multiplier replay", "expected what `replay` returns")
     table = pl.concat(tables)
@@ -181,8 +181,8 @@ def _check(rows: Rows, config: MultiplierConfig) -> None:
             )
         if row["epoch"] != place:
             raise InputError(
-                f"multiplier replay: row {place} is of epoch {row['epoch']}; lambda depends on every epoch before, "
-                "so all are needed, from the first and in order"
+                f"multiplier replay: row {place} is of epoch {row['epoch']}; lambda depends on all earlier epochs, "
+                "so the rows must begin with the first and be in order"
             )
         numbers = [row["multiplier"], *([row["episode_cost"], row["budget"]] if row["episodes"] else [])]
         if any(value is None or not np.isfinite(value) for value in numbers):

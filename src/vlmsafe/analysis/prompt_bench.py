@@ -1,11 +1,11 @@
-"""Prompt sets and scorers side by side on the same recorded frames: choose before a training run is spent.
+"""The prompt bench: compare prompt sets and scorers on the same recorded frames before training with them.
 
-Every candidate gives r_vlm, c_vlm and a margin at each scored step. They are asked two things: whether they know
-contact in the same step, and whether they rise before it (`vlmsafe.analysis.anticipation`). All are turned so that more
-means more danger: c_vlm, -r_vlm and -margin. Intervals resample episodes, the same resamples for all, so that the
-difference of two candidates has an interval of its own, which is much narrower than theirs.
+Every candidate gives r_vlm, c_vlm and a margin at each scored step. Two questions are asked: whether they detect
+contact in the same step, and whether they rise before it (`vlmsafe.analysis.anticipation`). Signals are turned so that
+a higher value means more danger: c_vlm, -r_vlm and -margin. Intervals resample episodes, with the same resamples for
+all candidates. The difference of two candidates therefore has its own interval, which is much narrower than theirs.
 
-The best of several on some frames looks better than it is: judge the one that was chosen on others.
+The best of several candidates looks better than it is on the frames it was chosen on. Judge it on other frames.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HORIZONS = (5, 10, 20, 40)
 DIFFERENCE_HORIZON = 20
 SIGNALS = ("c_vlm", "-r_vlm", "-margin")
 HAZARD = "hazard"
-"""Names the simulator's own hazard among the candidates, what the scorer `oracle` shows; it need not be the best."""
+"""The name of the simulator's own hazard among the candidates. The scorer `oracle` uses it; it need not be the best."""
 RESERVED = (HAZARD, CONTROL)
 """Names that no candidate can have."""
 _TAILS = (0.025, 0.975)
@@ -34,7 +34,7 @@ _TAILS = (0.025, 0.975)
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """What a scorer with a prompt set makes of every scored step, in the order of the steps."""
+    """The scores of a scorer with a prompt set at every scored step, in the order of the steps."""
 
     name: str
     positive: Float64
@@ -43,25 +43,25 @@ class Candidate:
     """c_vlm."""
     margin: Float64
     prompts: tuple[tuple[str, str], ...] = ()
-    """Of each similarity its group, positive or negative, and its text."""
+    """The group, positive or negative, and the text of each similarity."""
     similarities: Float64 | None = None
     """[scored steps, prompts]."""
 
     def dangers(self) -> dict[str, Float64]:
-        """Its signals by name, more meaning more danger."""
+        """Its signals by name; higher values mean more danger."""
         return dict(zip(SIGNALS, (self.negative, -self.positive, -self.margin), strict=True))
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What was found, as tables."""
+    """The results, as tables."""
 
     aucs: pl.DataFrame
     """candidate, signal, horizon (null: in the same step), auc, low, high, positives, negatives, passes, criterion."""
     differences: pl.DataFrame
     """candidate, signal, horizon, difference of its AUC from that of the first candidate, low, high."""
     margins: pl.DataFrame
-    """candidate, frames, quartiles of the margin, where it lies in contact and without, kappa, how c_vlm varies."""
+    """candidate, frames, quartiles of the margin, its medians in contact and without, kappa, variation of c_vlm."""
     prompts: pl.DataFrame
     """candidate, group, prompt, mean, deviation, and AUCs of its similarity turned towards danger."""
     frames: int
@@ -69,23 +69,26 @@ class Bench:
     contacts: int
     """Scored steps with cost."""
     onsets: int
-    """Contacts, scored or not, that follow a step without."""
+    """Contacts, scored or not, that follow a step without contact."""
 
     def tables(self) -> dict[str, pl.DataFrame]:
-        """All of them by the names that their files have."""
+        """All tables, by the names of their files."""
         return {"aucs": self.aucs, "differences": self.differences, "margins": self.margins, "prompts": self.prompts}
 
 
 def bench(steps: pl.DataFrame, candidates: Sequence[Candidate], *, resamples: int = RESAMPLES, seed: int = 0) -> Bench:
     """Compare candidates on the steps of a trace.
 
-    `steps` has every step of every episode, in the order of time, with `episode` (any name, of its own for each
-    episode), `cost`, `scored` and, if there is one, `hazard`. Before contact signals are standardised within their
-    episode; in contact they are taken as they are.
+    `steps` has every step of every episode, in the order of time, with `episode` (a name that differs for each
+    episode), `cost`, `scored` and, if there is one, `hazard`. For the question before contact, signals are standardised
+    within their episode. For contact in the same step they are raw.
     """
     names = [candidate.name for candidate in candidates]
     if not candidates or len({*names, *RESERVED}) < len(names) + len(RESERVED):
-        raise InputError(f"the prompt bench compares candidates with names of their own, got: {', '.join(names)}")
+        raise InputError(
+            f"the prompt bench needs candidates with different names, other than {' and '.join(RESERVED)}; "
+            f"got: {', '.join(names)}"
+        )
     view = _View.of(steps, resamples, seed)
     for candidate in candidates:
         view.check(candidate)
@@ -126,7 +129,7 @@ _PROMPT_SCHEMA: dict[str, Any] = {
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """The steps as arrays: who is in contact, who will be, who was scored."""
+    """The steps as arrays: which are in contact, which follow a contact, which were scored."""
 
     numbers: Int64
     touched: Mask
@@ -161,7 +164,7 @@ class _View:
                 )
 
     def judged(self, name: str, dangers: Mapping[str, Float64]) -> list[dict[str, Any]]:
-        """AUCs of one candidate, in contact and before it; without signals, those of the step's number."""
+        """AUCs of one candidate, in contact and before it; without signals, those of the step index."""
         spread = {signal: self._everywhere(values) for signal, values in dangers.items()}
         table = anticipation(
             spread, self.touched, self.numbers, scored=self.known, horizons=HORIZONS, resamples=self.resamples,
@@ -180,7 +183,7 @@ class _View:
         return rows
 
     def differences(self, candidate: Candidate, first: Candidate) -> list[dict[str, Any]]:
-        """Its AUCs less those of the first, in contact and at one horizon before it."""
+        """Its AUCs minus those of the first candidate, in contact and at one horizon before it."""
         own, numbers, touched = candidate.dangers(), self.numbers[self.known], self.touched[self.known]
         near = steps_to_contact(self.touched, self.numbers)[self.known] <= DIFFERENCE_HORIZON
         rows = []
@@ -199,7 +202,7 @@ class _View:
         return rows
 
     def margins(self, candidate: Candidate) -> dict[str, Any]:
-        """Where the margin lies, what the prior-symmetric gate makes of it, and how much c_vlm varies."""
+        """Quartiles of the margin, kappa of the prior-symmetric gate, and how much c_vlm varies."""
         margin, touched = candidate.margin, self.touched[self.known]
         low, middle, high = np.quantile(margin, [0.25, 0.5, 0.75])
         kappa = Gate().kappa(margin)
@@ -220,7 +223,7 @@ class _View:
         }
 
     def prompts(self, candidate: Candidate) -> list[dict[str, Any]]:
-        """Each prompt by itself; a positive one is turned, so that above one half means more danger."""
+        """Each prompt by itself. Positive prompts are negated, so an AUC above one half means more danger."""
         if candidate.similarities is None:
             return []
         numbers, touched = self.numbers[self.known], self.touched[self.known]
@@ -253,7 +256,7 @@ class _View:
 def difference(
     one: Float64, other: Float64, positive: Mask, episodes: Int64, resamples: Float64
 ) -> tuple[float | None, float | None, float | None]:
-    """The AUC of one signal less that of another on the same steps, and its 95 % interval over `resamples`.
+    """The AUC of one signal minus that of another on the same steps, and its 95 % interval over `resamples`.
 
     An AUC is linear in its matrix of concordances, so the difference is the AUC of the difference of two matrices.
     """
@@ -270,7 +273,7 @@ def difference(
 
 
 def _within(values: Float64, episodes: Int64) -> float:
-    """Deviation around the mean of each episode: what differs between episodes cannot warn within one."""
+    """Deviation around the mean of each episode. Differences between episodes cannot warn within one."""
     counts = np.maximum(np.bincount(episodes), 1)
     centred = values - (np.bincount(episodes, weights=values) / counts)[episodes]
     return float(np.sqrt((centred**2).mean()))

@@ -1,8 +1,8 @@
 """Percentile bootstrap intervals: what the estimate might have been with other seeds, or other episodes.
 
-An interval that resamples runs answers for training runs not yet made; one that resamples the episodes of given runs
-answers only for further episodes of those same policies, and is narrower. Every result says which it is. With n runs
-an arm has only n^n resamples, so the ends lie on a coarse grid and may move by one step of it from seed to seed.
+An interval that resamples runs covers new training runs. An interval that resamples the episodes of given runs covers
+only new episodes of the same policies, and is narrower. Every result says what was resampled. With n runs an arm has
+only n^n resamples, so the ends lie on a coarse grid and may move by one step of it if the seed changes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Unit = Literal["runs", "episodes"]
 RESAMPLES = 10_000
 LEVEL = 0.95
 LEAST = 3
-"""Runs from which an interval says something: two have only three resamples."""
-_DRAWS = 1 << 22  # indices held at a time, which bounds the memory
+"""The least number of runs for an interval. Two runs have only three different resamples."""
+_DRAWS = 1 << 22  # indices held at a time; bounds the memory
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ def bootstrap_mean_difference(
     seed: int = 0,
     level: float = LEVEL,
 ) -> Interval:
-    """mean(first) - mean(second), each arm resampled within itself and independently of the other.
+    """mean(first) - mean(second), with each arm resampled by itself and independently of the other.
 
-    One value per run, which then weigh equally whatever their number of episodes; or, with `unit="episodes"`, one value
-    per episode of a run or a pool (true and false give a rate).
+    The values are one per run, and all runs have equal weight. With `unit="episodes"` they are one per episode of a run
+    or a pool; true and false give a rate.
     """
     a, b = finite_vector(first, "first arm"), finite_vector(second, "second arm")
     rng = np.random.default_rng(seed)
@@ -78,8 +78,8 @@ def bootstrap_pooled_difference(
 ) -> Interval:
     """first.pooled - second.pooled by the cluster bootstrap: the paper's intervals of rate differences.
 
-    Whole runs are drawn with replacement within each arm, independently, with all their episodes and without resampling
-    these; each resample's rate pools the episodes of the runs drawn. With as many episodes in every run this is
+    Whole runs are drawn with replacement, independently in each arm. All episodes of a drawn run are used, without
+    resampling them, and the rate pools the episodes of the drawn runs. If all runs have equally many episodes, this is
     `bootstrap_mean_difference` of the runs' rates.
     """
     rng = np.random.default_rng(seed)
@@ -91,10 +91,9 @@ def bootstrap_pooled_difference(
 def bootstrap_paired_difference(
     pairs: Pairs, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
 ) -> Interval:
-    """The mean of first - second over matched seeds, drawing seeds: both arms always have the same ones.
+    """The mean of first - second over matched seeds. Seeds are drawn, so both arms always have the same ones.
 
-    Narrower than the unpaired interval where a seed moves both arms alike. The paper's published intervals are
-    unpaired.
+    The interval is narrower than the unpaired one if a seed moves both arms alike. The paper's intervals are unpaired.
     """
     return bootstrap_mean(pairs.differences, resamples=resamples, seed=seed, level=level)
 
@@ -106,7 +105,7 @@ def _pooled(arm: Clusters, resamples: int, rng: np.random.Generator) -> Float64:
 
 
 def _resampled(size: int, resamples: int, rng: np.random.Generator, statistic: Callable[[Int64], Float64]) -> Float64:
-    """`statistic` of index rows [some, size], a portion at a time; the portions do not change the draws."""
+    """`statistic` of index rows [some, size], a portion at a time. Portions do not change the draws."""
     if resamples < 1:
         raise InputError(f"{resamples} resamples; expected at least 1, usually {RESAMPLES}")
     portion = max(1, _DRAWS // size)

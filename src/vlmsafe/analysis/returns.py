@@ -1,8 +1,8 @@
-"""What a return is made of, and what low cost goes along with.
+"""Returns: how much of a return is bonus, and whether low cost comes from little driving.
 
-A run with a bonus logs a return that contains it; arms can only be compared by the environment's own. Low cost can mean
-careful driving, or little driving: cost that rises with the distance travelled, and episodes that cost nothing and
-achieve nothing, tell the second from the first.
+A run with a bonus logs a return that contains it, so arms can only be compared by the environment's return. Low cost
+can mean careful driving or little driving. Two signs of little driving are cost that rises with the distance travelled,
+and episodes that cost nothing and achieve nothing.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from vlmsafe.errors import InputError
 Rows = Sequence[Mapping[str, Any]]
 
 AGAINST = ("path", "distance", "net_progress", "route_completion", "env_return")
-"""What cost is held against by default, where a table has it: how far, how much of the task, which return."""
+"""What cost is compared with by default, if a table has it: distance, progress in the task, return."""
 
 _EPISODES_HINT = "expected evaluation tables (vlmsafe.evaluate), stacked with vlmsafe.analysis.tables.stacked"
 
 
 @dataclass(frozen=True)
 class ReturnParts:
-    """A run's training return taken apart; `last_5` and `last_10` are means over its last recorded epochs.
+    """The parts of a run's training return. `last_5` and `last_10` are means over its last recorded epochs.
 
-    The columns are named as in the published table.
+    The fields are named as in the published table.
     """
 
     epochs: int
-    """Recorded epochs with a return: the windows of a run that stopped early are its own last ones."""
+    """Recorded epochs with a return. If a run stopped early, its windows end at its last recorded epoch."""
     logged_return_final: float
-    """With the bonus: what the learner maximised and a log usually shows."""
+    """With the bonus: what the learner maximised, and what logs usually show."""
     bonus_final: float
     environment_return_last_5: float
     environment_return_last_10: float
@@ -47,7 +47,7 @@ class ReturnParts:
 def return_parts(rows: Rows) -> ReturnParts:
     """The parts of one run's return, from its rows of `epochs.jsonl`.
 
-    A run without a signal logs its environment return: its bonus is 0.
+    A run without a signal logs the environment return, and its bonus is 0.
     """
     for place, row in enumerate(rows, 1):
         missing = [name for name in ("env_return", "bonus", "shaped_return") if name not in row]
@@ -70,7 +70,7 @@ def return_parts(rows: Rows) -> ReturnParts:
 
 
 def return_table(arms: Mapping[str, Mapping[str, Rows]]) -> pl.DataFrame:
-    """`return_parts` of each run; rows whose `run` is null are means over the runs of the arm."""
+    """`return_parts` of each run. Rows with a null `run` are means over the runs of the arm."""
     rows: list[dict[str, Any]] = []
     for arm, runs in arms.items():
         if not runs:
@@ -96,14 +96,14 @@ CORRELATION_SCHEMA: dict[str, Any] = {
 def cost_correlations(episodes: pl.DataFrame, against: Sequence[str] | None = None) -> pl.DataFrame:
     """Pearson's and Spearman's correlation of cost with other quantities over episodes, runs and arms.
 
-    `episodes` has one row per evaluation episode. A run counts by its mean over episodes, an arm by the mean of its
-    runs. By default cost is held against those of `AGAINST` that the table has. Null where fewer than three points are
-    left, or either side is constant.
+    `episodes` has one row per evaluation episode. A run counts with its mean over episodes, an arm with the mean of its
+    runs. By default cost is compared with the columns of `AGAINST` that the table has. Correlations of fewer than three
+    points, or with a constant, are null.
     """
     chosen = [name for name in AGAINST if name in episodes.columns] if against is None else list(against)
     require_columns(episodes, ("arm", "run", "cost", *chosen), "returns", _EPISODES_HINT)
     if not chosen:
-        raise InputError(f"returns: nothing to hold cost against; the table has none of {', '.join(AGAINST)}")
+        raise InputError(f"returns: nothing to compare cost with; the table has none of {', '.join(AGAINST)}")
     runs = episodes.group_by("arm", "run", maintain_order=True).agg(pl.col("cost", *chosen).mean())
     levels = {
         "episodes": episodes,
@@ -123,7 +123,7 @@ def cost_correlations(episodes: pl.DataFrame, against: Sequence[str] | None = No
 
 
 def passive(costs_by_run: Sequence[Float64], returns_by_run: Sequence[Float64], threshold: float) -> Clusters:
-    """Episodes that cost nothing and return strictly less than `threshold`, per run: rates, and what intervals need."""
+    """Episodes that cost nothing and return strictly less than `threshold`, as clusters for rates and intervals."""
     if len(costs_by_run) != len(returns_by_run):
         raise InputError(f"passivity: costs of {len(costs_by_run)} runs and returns of {len(returns_by_run)}")
     marks = []
@@ -136,10 +136,10 @@ def passive(costs_by_run: Sequence[Float64], returns_by_run: Sequence[Float64], 
 
 
 def passive_episodes(episodes: pl.DataFrame, threshold: float) -> pl.DataFrame:
-    """Passive episodes of each run and, where `run` is null, of each arm, pooled.
+    """Passive episodes of each run. Rows with a null `run` pool the runs of an arm.
 
-    Which return is too low to count as driving depends on the task, so `threshold` has no default; the paper takes 20
-    on MetaDrive. Rates that differ much between runs say that the behaviour belongs to single seeds.
+    Which return is too low to count as driving depends on the task, so `threshold` has no default; the paper uses 20 on
+    MetaDrive. Rates that differ much between runs show that the behaviour belongs to single seeds.
     """
     require_columns(episodes, ("arm", "run", "cost", "env_return"), "passivity", _EPISODES_HINT)
     rows: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
 """Summaries, rates, matched seeds, t-tests and correlations of runs.
 
-One run (one training seed) is the unit of every comparison, because episodes of one policy resemble each other. Three
-conventions hold throughout: standard deviations are population ones (divided by n), thresholds are strict (an episode
-that costs exactly the budget is no violation), and a difference is first arm minus second. Intervals are in
+The unit of every comparison is one run (one training seed), because episodes of one policy resemble each other. Three
+conventions hold throughout. Standard deviations are population deviations (divided by n). Thresholds are strict: an
+episode that costs exactly the budget is no violation. A difference is first arm minus second. Intervals are in
 `resampling`, permutation and sign-flip tests in `exact_tests`.
 """
 
@@ -37,14 +37,14 @@ def finite_vector(values: ArrayLike, what: str, *, least: int = 1) -> Float64:
     if len(bad):
         raise InputError(
             f"{what}: the value at position {bad[0]} is {vector[bad[0]]} ({len(bad)} of {len(vector)} are not finite); "
-            "leave out the runs that have no result, and say so"
+            "leave out the runs without a result, and report that you did"
         )
     return vector
 
 
 @dataclass(frozen=True)
 class Summary:
-    """How many, their mean and their population standard deviation."""
+    """The number of values, their mean and their population standard deviation."""
 
     n: int
     mean: float
@@ -62,7 +62,7 @@ def summary(values: ArrayLike) -> Summary:
 
 
 def interquartile_mean(values: ArrayLike) -> float:
-    """The mean without the floor(n / 4) smallest and the floor(n / 4) largest values; with fewer than 4, the mean.
+    """The mean without the floor(n / 4) smallest and floor(n / 4) largest values; with fewer than 4, the mean.
 
     >>> interquartile_mean([1, 2, 3, 4, 5, 6, 7, 1000])
     4.5
@@ -72,9 +72,9 @@ def interquartile_mean(values: ArrayLike) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """Episodes summed per run: all that a pooled mean or rate, and resampling of whole runs, need.
+    """Episodes summed per run. Pooled means and rates, and resampling of whole runs, need no more.
 
-    For a rate, `totals` counts the episodes with the event; for a mean, it sums the episodes' values.
+    For a rate, `totals` counts the episodes with the event. For a mean, it sums the values of the episodes.
     """
 
     totals: Float64
@@ -87,7 +87,7 @@ class Clusters:
 
     @property
     def pooled(self) -> float:
-        """The rate or mean over all episodes of all runs: runs with more episodes weigh more."""
+        """The rate or mean over all episodes of all runs. Runs with more episodes have more weight."""
         return float(self.totals.sum() / self.episodes.sum())
 
 
@@ -106,7 +106,7 @@ def clusters(totals: ArrayLike, episodes: ArrayLike) -> Clusters:
 
 
 def pooled_episodes(values_by_run: Sequence[ArrayLike]) -> Clusters:
-    """Clusters whose pooled value is the mean over all episodes; `values_by_run` has one vector of episodes per run."""
+    """Clusters that pool to the mean over all episodes; `values_by_run` has one vector of episodes per run."""
     runs = _runs(values_by_run)
     return clusters([run.sum() for run in runs], [len(run) for run in runs])
 
@@ -136,14 +136,14 @@ def safety_rates(costs_by_run: Sequence[ArrayLike], budget: float) -> SafetyRate
 
 @dataclass(frozen=True)
 class BudgetCount:
-    """How many runs keep the budget and how many do not."""
+    """How many runs are within the budget and how many are over it."""
 
     within: int
     over: int
 
 
 def seeds_within(costs: ArrayLike, budget: float) -> BudgetCount:
-    """Runs whose cost is at most the budget (within) and strictly above it (over).
+    """Runs with a cost at most the budget (within) and strictly above it (over).
 
     >>> seeds_within([25.0, 25.01, 3.0], 25)
     BudgetCount(within=2, over=1)
@@ -181,7 +181,7 @@ def pair_by_seed(first_seeds: ArrayLike, first: ArrayLike, second_seeds: ArrayLi
 
 @dataclass(frozen=True)
 class Wins:
-    """On how many matched seeds the first arm is lower, the second is lower, and they are equal."""
+    """On how many matched seeds the first arm is lower, the second arm is lower, and both are equal."""
 
     first_lower: int
     second_lower: int
@@ -189,14 +189,14 @@ class Wins:
 
 
 def wins(pairs: Pairs) -> Wins:
-    """Count seed by seed which arm has the lower value; for a cost or a rate, lower wins."""
+    """Count seed by seed which arm has the lower value. For a cost or a rate, lower wins."""
     below = int(np.count_nonzero(pairs.first < pairs.second))
     above = int(np.count_nonzero(pairs.first > pairs.second))
     return Wins(below, above, len(pairs.first) - below - above)
 
 
 def relative_reduction(baseline: float, value: float) -> float:
-    """(baseline - value) / baseline: positive where the value is lower. The paper prints it as relative change.
+    """(baseline - value) / baseline: positive if the value is lower. The paper prints it as relative change.
 
     >>> relative_reduction(0.14, 0.07)
     0.5
@@ -210,7 +210,7 @@ def relative_reduction(baseline: float, value: float) -> float:
 
 @dataclass(frozen=True)
 class TTest:
-    """A t-test's statistic (positive where the first arm is higher), degrees of freedom and two-sided p."""
+    """A t-test's statistic (positive if the first arm is higher), degrees of freedom and two-sided p."""
 
     statistic: float
     df: float
@@ -245,7 +245,7 @@ class Correlation:
 
 
 def correlation(x: ArrayLike, y: ArrayLike) -> Correlation:
-    """Pearson's correlation, and Spearman's (Pearson's of the ranks, ties sharing their mean rank)."""
+    """Pearson's correlation, and Spearman's (Pearson's of the ranks; ties share their mean rank)."""
     a, b = finite_vector(x, "correlation, x", least=3), finite_vector(y, "correlation, y", least=3)
     if len(a) != len(b):
         raise InputError(f"correlation: {len(a)} values of x and {len(b)} of y; each point needs both")

@@ -1,4 +1,4 @@
-"""Tables of several runs in one, every row with the names of its arm and its run, and checks before they are used."""
+"""Stack the tables of several runs, every row with the names of its arm and run, and check them before use."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from vlmsafe.errors import InputError
 def stacked(arms: Mapping[str, Mapping[str, pl.DataFrame]]) -> pl.DataFrame:
     """The tables of all runs of all arms, one below the other, with the columns `arm` and `run` in front.
 
-    Run names are those of the inner mappings, and need only differ within an arm. A column that one run lacks is null
-    there.
+    Run names are the keys of the inner mappings. They need only differ within an arm. A column that a run lacks is null
+    in its rows.
     """
     parts = [
         table.select(pl.lit(arm).alias("arm"), pl.lit(run).alias("run"), pl.all())
@@ -37,12 +37,12 @@ def require_columns(table: pl.DataFrame, names: Iterable[str], what: str, hint: 
 
 
 def floats(table: pl.DataFrame, name: str) -> Float64:
-    """A column as floats, NaN where it is null."""
+    """A column as floats, with NaN for null."""
     return table[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
 
 
 def scorer_column(scorer: str, name: str) -> str:
-    """What a trace calls a column of a scorer: its plain name, or after the scorer's where there were several."""
+    """The name of a scorer's column in a trace. It begins with the scorer's name if the trace has several scorers."""
     return f"{scorer}_{name}" if scorer else name
 
 
@@ -50,7 +50,7 @@ _TRACE_HINT = "expected the traces of runs (vlmsafe trace), stacked with vlmsafe
 
 
 def require_trace(steps: pl.DataFrame, what: str, scorer: str, signals: Iterable[str]) -> None:
-    """Raise unless these are whole traces with the columns of a scorer, in the order of time."""
+    """Raise unless the steps have the columns of a trace and of the scorer, finite where they are scored."""
     names = [scorer_column(scorer, name) for name in signals]
     base = ("arm", "run", "episode", "step", "cost", "scored")
     present = [name for name in names if name in steps.columns]
@@ -73,7 +73,7 @@ def require_trace(steps: pl.DataFrame, what: str, scorer: str, signals: Iterable
 
 
 def episode_numbers(steps: pl.DataFrame, what: str) -> Int64:
-    """Episodes of all runs numbered from 0, for each step; each must be whole, its steps 1, 2, 3, ... in order."""
+    """The number of each step's episode, from 0 over all runs. Its steps must be 1, 2, 3, ... in order."""
     name = pl.struct("arm", "run", "episode")
     numbers = steps.select(name.rle_id().cast(pl.Int64)).to_series().to_numpy()
     if steps.select(name.n_unique()).item() != numbers[-1] + 1:
@@ -85,7 +85,7 @@ def episode_numbers(steps: pl.DataFrame, what: str) -> Int64:
     if len(wrong):
         row = steps.row(int(wrong[0]), named=True)
         raise InputError(
-            f"{what}: step {row['step']} of episode {row['episode']} of run '{row['run']}' stands where step "
-            f"{expected[wrong[0]]} should; a trace has every step of an episode, in the order of time"
+            f"{what}: episode {row['episode']} of run '{row['run']}' has step {row['step']} in place of step "
+            f"{expected[wrong[0]]}; expected every step of an episode, in the order of time"
         )
     return numbers

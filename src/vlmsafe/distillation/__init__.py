@@ -1,15 +1,14 @@
-"""Making the scorer that ships with the package: record, caption, train, measure, write. No run needs any of it.
+"""Make the embedded scorer: record, caption, train, measure, write its card. Training and evaluating runs never use it.
 
-plan.py      how much of everything, and the agents trained for the purpose: some to be recorded, some to be tested on
-drivers.py   who drives while frames are recorded: dice, experts with faults, agents
+plan.py      amounts of data and training, and the agents that are recorded and tested
+drivers.py   the drivers of recordings: random actions, experts with faults, agents
 record.py    short episodes with frames and privileged measures, as files
-pictures.py  frames as a few hundred bytes
-facts.py     what is true of a frame, now and in the seconds after it
-grammar.py   how each fact is said, in many wordings
-data.py      recordings read back as frames and truths
-train.py     the two towers, trained to tell true captions from false ones
+facts.py     what is true of a frame, at its step and in the seconds after it
+grammar.py   captions: every fact in many wordings
+data.py      recordings read back as frame stacks and truths
+train.py     the training of both towers to distinguish true captions from false ones
 ceiling.py   a network on observations, for comparison
-measure.py   what the result can tell on scenarios and wordings it never saw
+measure.py   measurements on scenarios and wordings that training never used
 card.py      the model card
-build.py     all of it in order
+build.py     all stages in order
 """

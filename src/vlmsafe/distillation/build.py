@@ -1,12 +1,13 @@
-"""The whole making of the scorer, stage by stage, in one directory. A stage leaves what is there already.
+"""Build the embedded scorer, stage by stage, in one directory. A stage keeps what is there already.
 
-agents/           policies: some to be recorded, some to be tested on
-recordings/       training scenarios; held-out/ holds the same of held-out ones
+agents/           policies: some are recorded, some are tested
+recordings/       recordings of training scenarios
+held-out/         recordings of held-out scenarios
 weights.safetensors, data.json
 figures.json      what was measured
 card.md           the model card, written from the figures
 
-The training stage needs recordings, torch and Pillow alone: it can run on another machine with a GPU and no simulator.
+The training stage needs only recordings, torch and Pillow. It can run on another machine with a GPU and no simulator.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def build(
     processes: int = 2,
     note: Callable[[str], None] = print,
 ) -> None:
-    """Run the stages that are asked for, in order."""
+    """Run the given stages, in order."""
     plan = plan or BuildPlan()
     if importlib.util.find_spec("PIL") is None:
         raise MissingDependencyError(
@@ -90,7 +91,7 @@ def _agents(directory: Path, plan: BuildPlan, note: Callable[[str], None]) -> No
             continue
         note(f"  training {agent.name}, {agent.steps} steps")
         defaults = method_defaults(agent.method)
-        # Small epochs and few passes: a policy that drives somehow, soon, serves here better than a good one later.
+        # Small epochs and few passes: a policy that soon drives at all is enough for recordings.
         config = replace(
             defaults,
             env=agent.env,
@@ -113,11 +114,11 @@ def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[st
         make_directory(directory / folder)
         for env, count in files:
             spec = replace(env_spec(env), frames=True)
-            # The last tenth of the training pool is left for choosing settings on.
+            # The last tenth of the training pool is kept for choosing settings.
             most = Scenarios(spec.training.start, spec.training.size * 9 // 10)
             pool = most if folder == "recordings" else spec.held_out
             paths = [directory / folder / f"{env}.{number:04d}.npz" for number in range(count)]
-            # What is there already is left, so who drove in it need not be there any more.
+            # Recordings that exist are kept, so their drivers need not exist any more.
             agents = () if all(path.exists() for path in paths) else _drivers(directory, plan, env)
             tasks = [
                 RecordTask(
@@ -139,7 +140,7 @@ def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[st
 
 
 def _drivers(directory: Path, plan: BuildPlan, env: str) -> tuple[Agent, ...]:
-    """The agents that drive in an environment's recordings."""
+    """The agents that drive in the recordings of an environment."""
     from vlmsafe.distillation.drivers import Agent
     from vlmsafe.evaluation.plan import load_policy
     from vlmsafe.runs.run import Run
@@ -161,8 +162,8 @@ def _train(directory: Path, plan: BuildPlan, device: str, note: Callable[[str], 
     if _written(directory, "data.json"):
         return
     examples = read(_recordings(directory, "recordings"))
-    note(f"  {len(examples)} moments of {len(np.unique(examples.episode))} episodes")
-    schedule = Schedule(steps=plan.steps, frames=plan.moments_per_step, wordings=plan.wordings, joint=7 * plan.wordings)
+    note(f"  {len(examples)} frame stacks of {len(np.unique(examples.episode))} episodes")
+    schedule = Schedule(steps=plan.steps, frames=plan.stacks_per_step, wordings=plan.wordings, joint=7 * plan.wordings)
     seed = 0
     where = str(find_device(device))
     model = train(
@@ -174,13 +175,13 @@ def _train(directory: Path, plan: BuildPlan, device: str, note: Callable[[str], 
 
 
 def _write(directory: Path, name: str, values: dict[str, Any]) -> None:
-    """A file that says for which weights it holds."""
+    """Write a file with the revision of the weights that it belongs to."""
     revision = revision_of(directory / "weights.safetensors")
     write_atomically(directory / name, json.dumps({"revision": revision, **values}).encode())
 
 
 def _written(directory: Path, name: str) -> dict[str, Any] | None:
-    """What was written for the weights that are there, None where there is nothing or it was for others."""
+    """What was written for the present weights; None if there is no file or it belongs to other weights."""
     weights, path = directory / "weights.safetensors", directory / name
     if not (weights.exists() and path.exists()):
         return None
@@ -189,7 +190,7 @@ def _written(directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def _description(examples: Examples, words: tuple[str, ...], schedule: Schedule, seed: int) -> dict[str, Any]:
-    """What a model was trained on: enough to see that it never saw what it is measured on."""
+    """What a model was trained on, in enough detail to check that it is measured on other data."""
     from vlmsafe.distillation.data import world
     from vlmsafe.distillation.train import frame_weights
 
@@ -248,7 +249,7 @@ def _measure(directory: Path, plan: BuildPlan, processes: int, note: Callable[[s
 
 
 def _held_out_figures(model: Embedding, paths: Sequence[Path]) -> dict[str, Any]:
-    """Environment by environment, because the pictures of all of them need much memory."""
+    """Measure one environment at a time, because the pictures of all of them need much memory."""
     from vlmsafe.distillation.data import read
     from vlmsafe.distillation.measure import frames_of, held_out_texts, prompts_of, similarities, wordings_of
 
@@ -268,7 +269,7 @@ def _held_out_figures(model: Embedding, paths: Sequence[Path]) -> dict[str, Any]
 def _test(
     directory: Path, plan: BuildPlan, agent: AgentPlan, model: Embedding, figures: dict[str, Any], processes: int
 ) -> None:
-    """Add an agent's test of anticipation to the figures and, where its simulator drew cost, what that gives away."""
+    """Add an agent's test of anticipation to the figures and, if its simulator can draw cost, the effect of that."""
     from vlmsafe.distillation.ceiling import train_ceiling
     from vlmsafe.distillation.data import read
     from vlmsafe.distillation.measure import anticipation_of, indicators_of, margins
@@ -279,24 +280,24 @@ def _test(
     from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 
     paths = _recordings(directory, "recordings")
-    env, _, variant = agent.env.partition(":")  # a variant looks the same
+    env, _, variant = agent.env.partition(":")  # the frames of a variant look the same
     own = [path for path in paths if _env_of(path) == env]
     if not own:
         raise InputError(f"there are no recordings of {env}, on which {agent.name} is tested; record some")
     some = read(own[:10])
     dice = some.select(some.driver == "dice")
     if not len(dice):
-        raise InputError(f"no recording of {env} has a random driver, whose frames the gate needs; record more")
+        raise InputError(f"no recording of {env} has a random driver, and the gate needs its frames; record more")
     run, spec = directory / "agents" / agent.name, env_spec(agent.env)
     prompts = load_prompts(str(spec.prompts))
     scorer = EmbeddedScorer(model, prompts, device="cpu")
     scorers: dict[str, Scorer] = {"embedded": scorer}
-    if not variant:  # which may observe other things than were recorded
+    if not variant:  # a variant may observe other things than were recorded
         scorers["state"] = train_ceiling(_alike(paths, env), steps=plan.ceiling_steps)
     episodes = plan.test_episodes
     table = trace(run, scorers, episodes=episodes, processes=processes)
     table.write_parquet(directory / f"trace-{agent.name}.parquet")
-    # As a run does: on a random driver's frames of training scenarios.
+    # As in a run, the gate is calibrated on a random driver's frames of training scenarios.
     gate = Gate.calibrated(margins(model, dice, prompts))
     said = {"env": agent.env, "agent": f"{agent.method}, seed {agent.seed}, {agent.steps:,} steps"}
     figures["anticipation"].append({**said, "choice": agent.choice, **anticipation_of(table, gate)})
@@ -308,12 +309,12 @@ def _test(
 
 
 def _env_of(path: Path) -> str:
-    """The environment of a recording, which its name begins with."""
+    """The environment of a recording: the first part of the file name."""
     return path.name.split(".")[0]
 
 
 def _alike(paths: Sequence[Path], env: str) -> Examples:
-    """Moments of an environment and of others of its world that observe as much, without pictures."""
+    """Frame stacks of an environment, and of others of its world with as long observations, without pictures."""
     from vlmsafe.distillation.data import read, world
 
     examples = read([path for path in paths if world(_env_of(path)) == world(env)], pictures=False)

@@ -1,4 +1,4 @@
-"""The model card, written from what was recorded and measured."""
+"""The model card, made from what was recorded and measured."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def _warning(test: Mapping[str, Any]) -> str:
 
 
 def _indicators(tests: Sequence[Mapping[str, Any]]) -> str:
-    """Its own section, where a tested world has indicators."""
+    """The section on cost indicators; empty if no tested world has them."""
     if not tests:
         return ""
     header = ("environment", "signal", "AUC without", "AUC with", "moved, cost", "moved, no cost")

@@ -1,7 +1,7 @@
-"""What could be told: a network on the simulator's own observation, trained on the same moments to tell danger.
+"""A ceiling for the scorer: a network that detects danger from the simulator's own observation.
 
-The observation holds what two frames show and more, such as the route. Where this network fails, a model of frames can
-hardly be blamed. It is measured beside the scorer and not shipped.
+It is trained on the same steps as the scorer. The observation contains what two frames show and more, such as the
+route. Where this network fails, a model of frames can hardly succeed. It is measured for comparison and not shipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StateScorer(Scorer):
 
 
 def train_ceiling(examples: Examples, *, steps: int = 3000, seed: int = 0) -> StateScorer:
-    """A network on observations that tells danger, from the same examples and with the same loss as the scorer."""
+    """A network that detects danger in observations, trained on the scorer's examples with the scorer's loss."""
     torch.manual_seed(seed)
     observations: NDArray[np.float32] = np.stack(examples.observations)
     inputs, truths = torch.from_numpy(observations), torch.from_numpy(examples.fact("danger"))[:, None]

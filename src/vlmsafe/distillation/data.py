@@ -1,4 +1,4 @@
-"""Recordings read back: moments of two frames, what is true of them, and where they came from."""
+"""Recordings read back: stacks of two frames, what is true of them, and where they came from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORLDS = ("metadrive", "formula-one", "bullet")
 
 
 def world(env: str) -> str:
-    """What environments that look alike are called together; the others go by their own names.
+    """The name of a group of environments that look alike; other environments keep their own names.
 
     >>> world("formula-one-l2"), world("braking")
     ('formula-one', 'braking')
@@ -35,24 +35,24 @@ def world(env: str) -> str:
 
 @dataclass(frozen=True)
 class Examples:
-    """Moments with what is known of them, one row each."""
+    """Frame stacks with what is known of them, one row each."""
 
     seen: Tensor
-    """uint8 [M, 6, size, size], both views of every frame there is; a frame belongs to two moments."""
+    """uint8 [M, 6, size, size], both views of every frame; a frame belongs to two stacks."""
     frames: NDArray[np.int64]
-    """[N, 2], the two frames of each moment among these, the earlier one first."""
+    """[N, 2], the indices in `seen` of the two frames of each stack, the earlier one first."""
     truths: NDArray[np.float32]
-    """[N, facts], NaN where unknown; in the order of `FACTS`."""
+    """[N, facts], in the order of `FACTS`; NaN if unknown."""
     contact: NDArray[np.bool_]
-    """Whether the moment's step cost something."""
+    """Whether the step of the newer frame cost something."""
     observations: list[NDArray[np.float32]]
-    """The observation that came with each moment; environments differ in its length."""
+    """The observation at the newer frame; its length differs between environments."""
     measures: NDArray[np.float32]
-    """[N, measures] at the moment's step, NaN where there is none; in the order of `MEASURES`."""
+    """[N, measures] at the newer frame, in the order of `MEASURES`; NaN if there is none."""
     env: NDArray[np.str_]
     scenario: NDArray[np.int64]
     episode: NDArray[np.int64]
-    """Distinct for every recorded episode."""
+    """A different number for every recorded episode."""
     driver: NDArray[np.str_]
 
     def __len__(self) -> int:
@@ -73,17 +73,17 @@ class Examples:
         return Examples(**{name: part(name, value) for name, value in vars(self).items()})
 
 
-def moments(seen: Tensor, frames: Tensor) -> Tensor:
-    """Views of the frames [N, K] of moments, [N, 6 K, size, size], in the order in which `views` gives a moment's."""
+def stack_views(seen: Tensor, frames: Tensor) -> Tensor:
+    """Views of stacks of frames [N, K], as [N, 6 K, size, size], in the order in which `views` gives a stack's."""
     whole, middle = seen[frames, :3], seen[frames, 3:]  # [N, K, 3, size, size]
     return torch.cat([whole.flatten(1, 2), middle.flatten(1, 2)], dim=1)
 
 
 def read(paths: Sequence[Path], size: int = 128, *, pictures: bool = True) -> Examples:
-    """All moments of recordings. Without `pictures` frames are left out, which saves nearly all time and memory."""
+    """All frame stacks of recordings. Without `pictures`, frames are left out, which saves most time and memory."""
     if not paths:
         raise InputError("no recordings were found; record some first")
-    # Views are most of it by far, so they are written where they stay: joining them would take the memory twice.
+    # Views need by far the most memory, so they are written in place: joining them would need it twice.
     counts = [_frames(path) if pictures else 0 for path in paths]
     seen = torch.empty((sum(counts), 6, size, size), dtype=torch.uint8)
     with ThreadPoolExecutor() as threads:
@@ -106,7 +106,7 @@ def _frames(path: Path) -> int:
 
 
 def _read(path: Path, seen: Tensor) -> dict[str, Any]:
-    """A file's rows; its views are written into `seen`, where that has any room."""
+    """The rows of a file. Its views are written into `seen`, unless that is empty."""
     with np.load(path) as file:
         held = {name: file[name] for name in file.files if name != "frame_bytes"}
         if len(seen):
@@ -123,7 +123,7 @@ def _read(path: Path, seen: Tensor) -> dict[str, Any]:
         rows.append(end - length + at)
     at = np.concatenate(rows)
     episode = np.repeat(np.arange(len(ends)), held["frame_count"])
-    # Recordings keep as many steps between frames as moments do, so the frame before is the one in the row before.
+    # Frames of a recording are as many steps apart as those of a stack, so the earlier frame is in the row before.
     now = np.arange(len(at))
     before = np.maximum(now - 1, 0)
     before = np.where(episode[before] == episode, before, now)
@@ -141,14 +141,14 @@ def _read(path: Path, seen: Tensor) -> dict[str, Any]:
 
 
 def _in_order(measures: NDArray[np.float32], names: list[str]) -> NDArray[np.float32]:
-    """Columns as `MEASURES` has them now; what a file was recorded without is NaN."""
+    """Columns in the present order of `MEASURES`; NaN for measures that the file lacks."""
     missing = np.full(len(measures), np.nan, np.float32)
     columns = [measures[:, names.index(name)] if name in names else missing for name in MEASURES]
     return np.stack(columns, axis=1)
 
 
 def _see(encoded: NDArray[np.uint8], sizes: NDArray[np.int64], seen: Tensor) -> None:
-    """Both views of every frame."""
+    """Write both views of every frame."""
     for row, piece in enumerate(np.split(encoded, np.cumsum(sizes)[:-1])):
         frame = torch.from_numpy(decode(piece.tobytes()).copy())
         seen[row] = views(frame[None], seen.shape[-1]).round().byte()[0]

@@ -1,9 +1,8 @@
-"""Who drives while frames are recorded: dice, the environment's scripted expert with faults, and trained agents.
+"""The drivers of recordings: random actions, the environment's scripted expert with faults, and trained agents.
 
-Contacts are what is scarce in a recording, and good drivers make none. So most drivers have a fault that sets in after
-a while: their hands shake, the steering pulls to one side, they stop looking ahead, they let go, they act late, they
-swerve. What the seconds before a contact look like differs from fault to fault, and a scorer should know more than one
-kind.
+Contacts are scarce in recordings, and good drivers make none. Most drivers therefore have a fault that begins after a
+while: their hands shake, the steering pulls to one side, they stop looking ahead, they let go, they act late, they
+swerve. The seconds before a contact look different for each fault, and a scorer should learn more than one kind.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ def driver(
 ) -> tuple[Kind, Callable[[Observation], Action]]:
     """A driver for one episode, from observations to actions in [-1, 1], and which kind it became.
 
-    Where there are no agents an agent becomes the expert, and where there is no expert everyone but who drives straight
-    on rolls dice.
+    Without agents, an agent is replaced by the expert. Without an expert, all kinds except 'straight' and agents are
+    replaced by random actions.
     """
     expert = env.expert()
     if kind in ("agent", "shaking-agent") and not agents:
@@ -72,14 +71,14 @@ def _size(env: Env) -> int:
 
 
 def _controls(env: Env) -> tuple[int, int]:
-    """Which action steers and which one drives; where there is only one it is both."""
+    """Which action steers and which one drives; a single action does both."""
     if _size(env) == 1:
         return 0, 0
     return env.steering, _size(env) - 1 if env.steering == 0 else 0
 
 
 def _dice(env: Env, rng: np.random.Generator) -> Callable[[Observation], Action]:
-    """Uniform actions, each held for a while, about a level of its own: an agent at the start of its training."""
+    """Uniform actions around a random level, each held for a while, like an agent at the start of its training."""
     size, hold = _size(env), int(rng.integers(1, 12))
     level = rng.uniform(-0.3, 0.6, size)
     level[_controls(env)[0]] = rng.normal(0.0, 0.1)
@@ -104,7 +103,7 @@ def _steady(env: Env, rng: np.random.Generator) -> Callable[[Observation], Actio
 
 
 class _Faulty:
-    """Somebody's driving, with a fault that sets in after a while."""
+    """Another driver's actions, with a fault that begins after a while."""
 
     def __init__(self, kind: Kind, lead: Callable[[Observation], Action], env: Env, rng: np.random.Generator) -> None:
         self._kind, self._lead, self._rng = kind, lead, rng

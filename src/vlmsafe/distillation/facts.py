@@ -1,7 +1,7 @@
-"""What is true of a frame, from the simulator's measures at its moment and in the seconds after it.
+"""What is true of a frame, from the simulator's measures at its step and in the seconds after it.
 
-A truth is a number from 0 (false) to 1 (true), or NaN where the measures do not say: between "close" and "far" lies a
-distance that nobody would call either.
+A truth is a number from 0 (false) to 1 (true), or NaN if the measures do not decide: some distances are neither "close"
+nor "far".
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Float64 = NDArray[np.float64]
 Measures = Mapping[str, Float64]
 
 MEASURES: dict[str, str] = {
-    "hazard": "closeness to whatever costs, 0 to 1, where an environment has nothing finer",
+    "hazard": "closeness to anything that costs, 0 to 1, for environments without finer measures",
     "edge_hazard": "closeness to the edge of the road, 0 to 1",
     "vehicle_hazard": "closeness to another vehicle or a solid object, 0 to 1",
     "zone_hazard": "closeness to a zone that costs and can be driven through, 0 to 1",
@@ -38,19 +38,19 @@ MEASURES: dict[str, str] = {
     "goal_angle": "angle from the car's heading to the goal, radians",
     "goal_speed": "speed towards the goal, as a share of what is usual; negative away from it",
 }
-"""What `Env.facts` may give."""
+"""What `Env.facts` may return."""
 
 EVENTS: dict[str, str] = {"hit_soon": "hit", "leave_soon": "off_road", "zone_soon": "zone"}
-"""What may happen to a car that should not, by the name of how soon it does."""
+"""Unwanted events, by the name of the fact that they happen soon."""
 
-SURE, FAR = 2.0, 4.0  # seconds: an event this near is about to happen; one this far is not
+SURE, FAR = 2.0, 4.0  # seconds: an event within SURE is about to happen; one from FAR on is not
 
 
 def soon(event: NDArray[np.bool_], step_seconds: float, complete: bool) -> Float64:
     """How true it is, per step, that an event happens or is about to: 1 up to `SURE` seconds before, 0 from `FAR` on.
 
-    After the last recorded event nothing is known of the seconds beyond the recording, unless it is `complete`: then
-    the episode ended there and the event never came.
+    The seconds after the end of the recording are unknown, unless the recording is `complete`: then the episode ended
+    there and no further event came.
 
     >>> soon(np.array([False, False, True, False]), 1.5, complete=True).tolist()
     [0.5, 1.0, 1.0, 0.0]
@@ -115,16 +115,16 @@ FACTS: dict[str, Callable[[Measures], Float64]] = {
     "near_goal": lambda m: above(m["goal_gap"], false=4.0, true=2.0),
     "astray": lambda m: _astray(m),
 }
-"""Each fact from the measures of an episode; those an environment does not give are NaN, and so is what needs them."""
+"""Each fact from the measures of an episode. Measures that an environment lacks are NaN, and so are facts from them."""
 
 
 def _about_to(event: Float64, event_soon: Float64, hazard: Float64) -> Float64:
-    """How true it is that something is about to happen, which it is no longer while it happens."""
+    """How true it is that an event is about to happen. It is false while the event happens."""
     return np.where(event > 0.0, 0.0, _at_least(hazard, event_soon))
 
 
 def _at_least(hazard: Float64, event_soon: Float64) -> Float64:
-    """The greater of what geometry and the future say; where the future is unknown, a low hazard says nothing."""
+    """The larger of hazard and future truth. If the future is unknown, a low hazard decides nothing."""
     unknown = np.isnan(event_soon) & ~(hazard >= 0.5)
     return np.where(unknown, np.nan, np.fmax(event_soon, hazard))
 
@@ -132,7 +132,7 @@ def _at_least(hazard: Float64, event_soon: Float64) -> Float64:
 def _danger(m: Measures) -> Float64:
     """Cost now or soon, or something near that would cost.
 
-    A contact is danger where nothing costs, too: it looks the same as where it does.
+    A contact is danger even where contacts cost nothing, because it looks the same as where they do.
     """
     hazard = np.fmax.reduce([m["hazard"], m["edge_hazard"], m["vehicle_hazard"], m["zone_hazard"]])
     coming = np.fmax.reduce([m["cost_soon"], *(m[name] for name in EVENTS)])
@@ -140,7 +140,7 @@ def _danger(m: Measures) -> Float64:
 
 
 def _touched(m: Measures) -> Float64:
-    """Whether any of the events lasts, of those the environment knows."""
+    """Whether any event that the environment knows is happening."""
     return np.fmax.reduce([m[event] for event in EVENTS.values()])
 
 
@@ -157,19 +157,19 @@ def _away(m: Measures) -> Float64:
 
 
 def _free_ahead(m: Measures) -> Float64:
-    """In car lengths where an environment gives those, else in metres to the vehicle ahead."""
+    """Whether the way ahead is free, by car lengths if the environment gives them, else by metres to a vehicle."""
     lengths, metres = m["ahead_clear"], m["ahead_gap"]
     return np.where(np.isnan(lengths), above(metres, false=15.0, true=30.0), above(lengths, false=2.0, true=4.0))
 
 
 def _open_space(m: Measures) -> Float64:
-    """Far from objects and zones, of those the environment knows, and in contact with nothing else either."""
+    """Far from the objects and zones that the environment knows, and in contact with nothing."""
     gap = np.fmin(m["object_gap"], m["zone_gap"])
     return above(np.where(_touched(m) > 0.0, np.minimum(gap, 0.0), gap), false=0.75, true=2.0)
 
 
 def _progress(m: Measures) -> Float64:
-    """Moving and in contact with nothing; where there is a goal, towards it, and where there is a lane, along it."""
+    """Moving and in contact with nothing; towards the goal if there is one, and along the lane if there is one."""
     moving = np.minimum(above(m["pace"], false=0.1, true=0.3), 1.0 - _touched(m))
     no_goal = np.isnan(m["goal_speed"])
     moving = np.where(no_goal, moving, np.minimum(moving, above(m["goal_speed"], false=0.0, true=0.2)))
@@ -177,7 +177,7 @@ def _progress(m: Measures) -> Float64:
 
 
 def _astray(m: Measures) -> Float64:
-    """Standing still or going the wrong way, as the goal tells it, or else the lane; unknown where there is neither."""
+    """Standing still or going the wrong way, by the goal or else the lane; unknown if there is neither."""
     no_goal = np.isnan(m["goal_speed"])
     stopped, wrong = _stopped(m), np.where(no_goal, _wrong_way(m), _away(m))
     either = np.where((stopped == 1.0) | (wrong == 1.0), 1.0, np.maximum(stopped, wrong))
@@ -185,7 +185,7 @@ def _astray(m: Measures) -> Float64:
 
 
 def truths(measures: Measures, cost: Float64, step_seconds: float, complete: bool) -> dict[str, Float64]:
-    """Every fact at every step of an episode, NaN where it cannot be told. All arrays are [T]."""
+    """Every fact at every step of an episode; NaN if it is unknown. All arrays are [T]."""
     length = len(cost)
     held = {name: np.asarray(measures.get(name, np.full(length, np.nan)), np.float64) for name in MEASURES}
     for name, event in EVENTS.items():

@@ -1,7 +1,7 @@
 """Captions: facts in many wordings, drawn from the templates in `wordings.yaml`.
 
-The wordings of the shipped prompt sets and the held-out sentences are kept out on purpose: what the scorer makes of
-those is a measurement. The words they use are there, in other sentences.
+Captions never contain the wordings of the shipped prompt sets or the held-out sentences, because the scorer is measured
+on those. Their words occur in other sentences.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _wordings() -> dict[str, Any]:
 
 
 def _whole(template: str) -> str:
-    """A template with its parts put in."""
+    """A template with its parts inserted."""
     while _PART.search(template):
         template = _PART.sub(lambda found: _wordings()["parts"][found[1]], template)
     return template
@@ -44,7 +44,7 @@ def predicates(fact: str) -> tuple[str, ...]:
 
 @functools.cache
 def templates(fact: str) -> tuple[str, ...]:
-    """Every template of a fact, whole sentences."""
+    """Every template of a fact, as whole sentences."""
     subject = _whole("<subject>")
     alone = tuple(_whole(template) for template in _wordings()["sentences"].get(fact, ()))
     return tuple(f"{subject} {predicate}" for predicate in predicates(fact)) + alone
@@ -57,7 +57,7 @@ def held_out() -> dict[str, tuple[str, ...]]:
 
 @functools.cache
 def reserved() -> frozenset[str]:
-    """The wordings kept for measuring, without their subject: a caption that holds one of them is drawn again."""
+    """The wordings kept for measuring, without their subject. A caption that contains one of them is drawn again."""
     prompts = [text for name in shipped_prompts() for text in load_prompts(name).texts]
     kept = [*prompts, *(text for texts in held_out().values() for text in texts)]
     return frozenset(_SUBJECT.sub("", text) for text in kept)
@@ -79,7 +79,7 @@ def caption(fact: str, rng: np.random.Generator) -> str:
 
 
 def joint_caption(first: str, second: str, word: str, rng: np.random.Generator) -> str:
-    """Two facts in one sentence, joined by `and` or `or`; the second does without a subject, or has its own."""
+    """Two facts in one sentence, joined by `and` or `or`; the second part has its own subject or none."""
     rest = predicates(second) if rng.random() < 0.7 else templates(second)
     while True:
         text = f"{caption(first, rng)} {word} {_draw(rest, rng)}"
@@ -88,7 +88,7 @@ def joint_caption(first: str, second: str, word: str, rng: np.random.Generator) 
 
 
 def vocabulary() -> tuple[str, ...]:
-    """Every word that a caption can have, in alphabetical order."""
+    """Every word that a caption can contain, in alphabetical order."""
     texts = [template for fact in _wordings()["predicates"] for template in templates(fact)]
     words = {word for text in texts for word in split(re.sub(r"[{|}]", " ", text))}
     return tuple(sorted(words | {"and", "or"}))

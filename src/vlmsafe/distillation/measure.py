@@ -1,7 +1,7 @@
-"""What the model can tell, on scenarios and wordings that its training never saw.
+"""Measure the model on scenarios and wordings that its training never used.
 
-Two kinds of frames: recordings of the training's drivers on held-out scenarios, for what a frame shows; and every step
-of trained agents that no recording knows, for what a score says before a contact.
+Recordings of the same drivers on held-out scenarios test what the model sees in a frame. Traces of trained agents that
+are in no recording test whether a score warns of contact.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vlmsafe.analysis.anticipation import anticipation, passes
 from vlmsafe.analysis.auc import Auc, auc_interval, draw_resamples, number_episodes
 from vlmsafe.distillation import grammar
-from vlmsafe.distillation.data import Examples, moments
+from vlmsafe.distillation.data import Examples, stack_views
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import EnvironmentFailure
 from vlmsafe.signals.gate import Gate
@@ -55,24 +55,24 @@ PROMPT_FACTS: dict[str, str] = {
 }
 """The fact that each prompt of an environment's own set describes, or several of them joined by `and` or by `or`."""
 
-SAFE, HAZARDOUS = 0.1, 0.5  # danger below the one, and from the other on
+SAFE, HAZARDOUS = 0.1, 0.5  # a frame is safe with danger below SAFE, hazardous from HAZARDOUS on
 
 
 def similarities(model: Embedding, examples: Examples, texts: tuple[str, ...]) -> NDArray[np.float64]:
-    """[N, texts]."""
+    """The similarity of every frame stack to every text, [N, texts]."""
     tokens, _ = Tokenizer(model.words, model.longest).encode(texts)
     with torch.inference_mode():
         told = model.text(tokens).T
         frames = torch.from_numpy(examples.frames)
         parts = [
-            (model.image_of_views(moments(examples.seen, frames[start : start + 256])) @ told).double().numpy()
+            (model.image_of_views(stack_views(examples.seen, frames[start : start + 256])) @ told).double().numpy()
             for start in range(0, len(examples), 256)
         ]
     return np.concatenate(parts)
 
 
 def margins(model: Embedding, examples: Examples, prompts: PromptSet) -> NDArray[np.float64]:
-    """The mean similarity to positive prompts less that to negative ones, per frame."""
+    """The mean similarity to positive prompts minus that to negative ones, per frame stack."""
     found, split = similarities(model, examples, prompts.texts), prompts.sizes[0]
     return found[:, :split].mean(axis=1) - found[:, split:].mean(axis=1)
 
@@ -120,8 +120,8 @@ def held_out_texts() -> tuple[str, ...]:
 def wordings_of(found: NDArray[np.float64], examples: Examples) -> list[dict[str, Any]]:
     """The AUC of every held-out sentence against its fact, over the frames of all environments that know it.
 
-    `found` are the similarities to `held_out_texts` [N, texts], so that the pictures of all environments need not be
-    held at once.
+    `found` has the similarities to `held_out_texts` [N, texts]. They are computed before, so that the pictures of all
+    environments need not be in memory at once.
     """
     told = [(fact, text) for fact, texts in grammar.held_out().items() for text in texts]
     return [
@@ -131,7 +131,7 @@ def wordings_of(found: NDArray[np.float64], examples: Examples) -> list[dict[str
 
 
 def stated_facts(stated: str) -> tuple[tuple[str, ...], bool]:
-    """The facts that a value of `PROMPT_FACTS` joins, and whether one of them suffices.
+    """The facts that a value of `PROMPT_FACTS` joins, and whether one of them is enough.
 
     >>> stated_facts("safe and to_goal"), stated_facts("danger")
     ((('safe', 'to_goal'), False), (('danger',), False))
@@ -141,7 +141,7 @@ def stated_facts(stated: str) -> tuple[tuple[str, ...], bool]:
 
 
 def truth_of(stated: str, examples: Examples) -> NDArray[np.float32]:
-    """How true it is of each frame, as captions are: `and` is as true as the least of its facts, `or` as the most."""
+    """How true it is of each frame stack. As in captions, `and` takes the least of its facts and `or` the largest."""
     facts, either = stated_facts(stated)
     truths = [examples.fact(fact) for fact in facts]
     joined: NDArray[np.float32] = (np.maximum if either else np.minimum).reduce(truths)
@@ -157,7 +157,7 @@ def _against(scores: NDArray[np.float64], stated: str, examples: Examples) -> di
 
 
 def _share(right: NDArray[np.bool_], chosen: NDArray[np.bool_], episodes: NDArray[np.int64]) -> dict[str, Any]:
-    """How many of the chosen frames are right, with an interval over episodes."""
+    """The share of the chosen frame stacks that are right, with an interval over episodes."""
     numbers, count = number_episodes(episodes, len(right))
     resamples = draw_resamples(count, 2000, 0)
     hits = np.bincount(numbers, weights=right & chosen, minlength=count)
@@ -171,13 +171,13 @@ def _share(right: NDArray[np.bool_], chosen: NDArray[np.bool_], episodes: NDArra
 
 
 def anticipation_of(trace: pl.DataFrame, gate: Gate) -> dict[str, Any]:
-    """The paper's test on a trace with the scorers `embedded` and perhaps `state`: its table, and whether it passes."""
+    """The paper's test on a trace with the scorers `embedded` and perhaps `state`: its table and its verdict."""
     margin = trace["embedded_margin"].to_numpy()
     signals: dict[str, NDArray[np.float64]] = {
         "negative": trace["embedded_negative"].to_numpy(),
         "kappa": gate.kappa(margin),
         "positive": trace["embedded_positive"].to_numpy(),
-        "margin": -margin,  # it falls before a contact, if anything
+        "margin": -margin,  # negated, because it should fall before a contact
     }
     if "state_negative" in trace.columns:
         signals["state"] = trace["state_negative"].to_numpy()
@@ -197,10 +197,10 @@ def anticipation_of(trace: pl.DataFrame, gate: Gate) -> dict[str, Any]:
 
 
 def indicators_of(without: pl.DataFrame, drawn: pl.DataFrame) -> dict[str, Any]:
-    """What drawn cost indicators give away: the same episodes of an agent, traced without them and with them.
+    """What drawn cost indicators reveal: the same episodes of an agent, traced without them and with them.
 
-    Per signal the AUC for the cost of the current step, and by how much the indicators move its mean on steps that cost
-    something and on the others, in standard deviations of the signal without them.
+    Each signal has its AUC for the cost of the current step, and the change of its mean by the indicators on steps with
+    and without cost, in standard deviations of the signal without them.
     """
     cost = without["cost"].to_numpy() > 0.0
     if not np.array_equal(cost, drawn["cost"].to_numpy() > 0.0):

@@ -1,4 +1,4 @@
-"""How much of everything goes into the scorer, and which agents are trained for it."""
+"""The plan of a build: amounts of data and training, and the agents that are trained for it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from vlmsafe.errors import InputError
 
 EPISODES_PER_FILE = 25
-EPOCH = 4000  # steps, of an agent's training
+EPOCH = 4000  # steps of an epoch in an agent's training
 
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """A policy trained for the making of the scorer."""
+    """A policy that is trained for building the scorer."""
 
     env: str
     method: str
@@ -20,9 +20,9 @@ class AgentPlan:
     steps: int = 240_000
     initial_std: float = 1.0
     also: tuple[str, ...] = ()
-    """Where it drives in recordings besides the environment it was trained in; these must observe the same."""
+    """Other environments that it drives in for recordings. They must have the same observations."""
     choice: str = ""
-    """How a tested agent and the settings were chosen, for the card: what a reader of its figures must know."""
+    """How a tested agent and the settings were chosen. It goes into the card, next to the agent's figures."""
 
     @property
     def name(self) -> str:
@@ -37,7 +37,7 @@ _METADRIVE = ("metadrive-medium", "metadrive-hard")
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """How much of everything. The defaults take some hours on two cores."""
+    """Amounts of data and training. The defaults take some hours on two cores."""
 
     recorded: tuple[AgentPlan, ...] = (
         AgentPlan("metadrive-easy", "ppo", 1, also=_METADRIVE),
@@ -72,7 +72,7 @@ class BuildPlan:
             "agent in\nMetaDrive.",
         ),
     )  # fmt: skip
-    """The agents on whose episodes anticipation is measured; they drive in no recording."""
+    """Agents for the test of anticipation. They drive in no recording."""
     training_files: tuple[tuple[str, int], ...] = (
         ("metadrive-easy", 65), ("metadrive-medium", 26), ("metadrive-hard", 4),
         ("formula-one-l0", 5), ("formula-one-l1", 16), ("formula-one-l2", 32),
@@ -85,14 +85,15 @@ class BuildPlan:
         ("bullet-car-reach", 6), ("braking", 2), ("speeding", 2),
     )  # fmt: skip
     steps: int = 9000
-    """Of training."""
-    moments_per_step: int = 512
+    """Steps of training the model."""
+    stacks_per_step: int = 512
+    """Frame stacks in each of them."""
     wordings: int = 3000
     """Captions drawn per fact."""
     ceiling_steps: int = 3000
-    """Of the training of the network on observations."""
+    """Steps of training the network on observations."""
     test_episodes: int = 60
-    """Of each tested agent; the paper has as many per seed."""
+    """Episodes of each tested agent. The paper has as many per seed."""
 
     def scaled(self, share: float) -> BuildPlan:
         """A smaller or larger build of the same kind; nothing becomes less than one."""
@@ -103,9 +104,9 @@ class BuildPlan:
             return max(1, round(count * share / unit)) * unit
 
         def agent(plan: AgentPlan) -> AgentPlan:
-            # Whole epochs; a short run is one epoch of whatever length.
+            # Whole epochs, except that a run shorter than an epoch is one short epoch.
             steps = some(plan.steps, EPOCH) if plan.steps * share >= EPOCH else some(plan.steps)
-            # How the agents of another build were chosen nobody knows.
+            # The texts on how agents were chosen hold for the default build only.
             return replace(plan, steps=steps, choice=plan.choice if share == 1.0 else "")
 
         return BuildPlan(
@@ -114,7 +115,7 @@ class BuildPlan:
             tuple((env, some(files)) for env, files in self.training_files),
             tuple((env, some(files)) for env, files in self.held_out_files),
             some(self.steps),
-            self.moments_per_step,
+            self.stacks_per_step,
             some(self.wordings),
             some(self.ceiling_steps),
             some(self.test_episodes),

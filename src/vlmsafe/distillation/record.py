@@ -1,8 +1,8 @@
 """Recording: short episodes with frames and privileged measures, one file per environment and group of episodes.
 
-An episode ends soon after its first contact, so that many begin: what precedes a contact is worth most. A frame is
-taken as often as a moment needs one. Measures and cost are stored for every step, since what a frame shows is told from
-its future.
+Most episodes end soon after their first contact, because the steps before a contact are worth most. Frames are as many
+steps apart as those of a frame stack. Measures and cost are stored for every step, because some facts about a frame
+depend on the steps after it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from vlmsafe.learners.policy import ActionMap
 from vlmsafe.signals.frame_stack import STEPS_APART
 from vlmsafe.training.collect import begin_episode, step_episode
 
-LIMIT, LIMIT_SECONDS = 160, 9.6  # of an episode: steps, or more of them where steps are short
+LIMIT, LIMIT_SECONDS = 160, 9.6  # the longest episode in steps, or in seconds if that is more steps
 AFTER_CONTACT = 12  # steps that follow the first contact, in most episodes
-GO_ON = 0.25  # share of episodes that go on after contact: a scorer should also see who comes back
+GO_ON = 0.25  # share of episodes that continue after contact, so that the scorer also sees recoveries
 
 
 def step_limit(step_seconds: float) -> int:
@@ -42,7 +42,7 @@ def step_limit(step_seconds: float) -> int:
 
 @dataclass(frozen=True)
 class RecordTask:
-    """A number of episodes in one environment; equal tasks write equal files, on a simulator that repeats itself."""
+    """A number of episodes in one environment. Equal tasks write equal files if the simulator is deterministic."""
 
     path: Path
     env: str
@@ -54,7 +54,7 @@ class RecordTask:
     agents: Sequence[Agent] = ()
 
     def run(self, env: Env, tick: Callable[[int], None]) -> dict[str, int]:
-        """Record, write the file and say what is in it; a file that is there already is left."""
+        """Record, write the file and return what is in it. A file that exists is kept."""
         if not self.path.exists():
             env.isolate = False  # an engine per episode would take as long as the episode
             rng = np.random.default_rng(self.seed)
@@ -79,7 +79,7 @@ class _Recorded:
     traffic_seed: int
     kind: str
     complete: bool
-    """Whether the episode came to its own end, rather than being left."""
+    """Whether the environment ended the episode; otherwise the recording was cut."""
     costs: list[float]
     measures: list[list[float]]
     observations: list[Any]
@@ -107,7 +107,7 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
             episode.frames.append(encode(env.frame()))
             episode.frame_steps.append(step)
             episode.observations.append(observation.astype(np.float16))
-        # A contact is one where nothing costs, too.
+        # Contacts count even where they cost nothing.
         if (cost > 0.0 or any(facts.get(event, 0.0) > 0.0 for event in EVENTS.values())) and not goes_on:
             end = min(end, step + AFTER_CONTACT)
         finished = terminated or truncated
@@ -117,7 +117,7 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
 
 
 def _packed(task: RecordTask, recorded: Sequence[_Recorded]) -> bytes:
-    """Everything as flat arrays: episodes, steps of all episodes one after another, frames of all of them."""
+    """Everything as flat arrays: one entry per episode, per step of all episodes, and per frame of all episodes."""
     frames = [frame for episode in recorded for frame in episode.frames]
     arrays: dict[str, NDArray[Any]] = {
         "env": np.array(task.env),

@@ -1,8 +1,8 @@
-"""Training the two towers to tell true captions from false ones.
+"""Train the two towers to distinguish true captions from false ones.
 
-Each step draws frames and captions. A caption's truth is known for every frame, so every pair is an example: the
-similarity of a frame to what is true of it should be high, to what is false low. Rare facts are often false; each
-caption's true and false frames therefore weigh the same.
+Each step draws frame stacks and captions. The truth of a caption is known for every stack, so every pair is an example:
+the similarity should be high for true captions and low for false ones. Rare facts are mostly false, so the true and the
+false stacks of a caption have equal weight.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from vlmsafe.distillation import grammar
-from vlmsafe.distillation.data import Examples, moments, world
+from vlmsafe.distillation.data import Examples, stack_views, world
 from vlmsafe.distillation.facts import FACTS
 from vlmsafe.signals.scorers.embedded.network import Architecture, Embedding
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer, split
 
 WORLD_WEIGHTS = {"metadrive": 1.0, "formula-one": 1.0, "bullet": 0.6}
 SMALL_WEIGHT = 0.15
-"""How often frames of a world are drawn; drawn with a few lines, the small problems are soon learnt."""
+"""How often a world is drawn. The small environments look simple and are learnt soon."""
 
-_SHIFT = 3  # pixels by which a view is moved at random: gaps stay what they are
+_SHIFT = 3  # pixels by which a view is moved at random; small, so that gaps look the same
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long and how fast."""
+    """The length and speed of training."""
 
     steps: int = 6000
     frames: int = 512
-    """Per step."""
+    """Frame stacks per step; `data.json` stores it under this name."""
     captions: int = 256
-    """Per step."""
+    """Captions per step."""
     learning_rate: float = 1e-3
     weight_decay: float = 0.2
     wordings: int = 3000
@@ -49,17 +49,17 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Captions:
-    """Tokens [M, L] and the facts they state: one twice, or two joined by `and` or `or`."""
+    """Tokens [M, L] and the two facts that each caption states: the same one twice, or two joined by `and` or `or`."""
 
     tokens: Tensor
     facts: Tensor
     """[M, 2]."""
     either: Tensor
-    """Whether one of the two suffices."""
+    """Whether one of the two is enough."""
 
 
 def draw_captions(schedule: Schedule, known: Sequence[int], tokenizer: Tokenizer, rng: np.random.Generator) -> Captions:
-    """Every caption of a training; `known` are the facts, by number, of which the examples say anything."""
+    """All captions of a training. `known` has the numbers of the facts that the examples have values for."""
     longest = tokenizer.longest or math.inf
     names = list(FACTS)
     texts, facts, either = [], [], []
@@ -82,13 +82,13 @@ def draw_captions(schedule: Schedule, known: Sequence[int], tokenizer: Tokenizer
 
 
 def caption_truths(truths: Tensor, facts: Tensor, either: Tensor) -> Tensor:
-    """[N, facts] to [N, captions]: `and` is as true as the lesser of its two facts, `or` as the greater."""
+    """[N, facts] to [N, captions]: `and` takes the smaller of its two truths, `or` the larger."""
     first, second = truths[:, facts[:, 0]], truths[:, facts[:, 1]]
     return torch.where(either, torch.maximum(first, second), torch.minimum(first, second))
 
 
 def balanced_loss(logits: Tensor, truths: Tensor) -> Tensor:
-    """Mean over captions of the loss on true frames and that on false ones, half each; NaN truths are left out."""
+    """Mean over captions of the losses on true and on false examples, half each. NaN truths are left out."""
     known = ~torch.isnan(truths)
     true = torch.where(known, truths, 0.0)
     false = torch.where(known, 1.0 - truths, 0.0)
@@ -99,7 +99,7 @@ def balanced_loss(logits: Tensor, truths: Tensor) -> Tensor:
 
 
 def frame_weights(examples: Examples) -> NDArray[np.float64]:
-    """Chances of frames: worlds as given above, and in each of them danger as often as none."""
+    """Chances of drawing each frame stack: worlds as given above, and in each world danger as often as no danger."""
     weights = np.zeros(len(examples))
     danger = np.nan_to_num(examples.fact("danger"))
     names, numbers = np.unique(examples.env, return_inverse=True)
@@ -121,7 +121,7 @@ def train(
     architecture: Architecture | None = None,
     on_step: Callable[[int, float], None] = lambda step, loss: None,
 ) -> Embedding:
-    """A model of the examples."""
+    """A model trained on the examples."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     words = grammar.vocabulary()
@@ -140,7 +140,7 @@ def train(
         chosen = torch.multinomial(weights, schedule.frames, replacement=True)
         said = torch.randint(len(tokens), (schedule.captions,), device=device)
         with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu):
-            images = model.image_of_views(_varied(moments(seen, frames[chosen])))
+            images = model.image_of_views(_varied(stack_views(seen, frames[chosen])))
             texts = model.text(tokens[said])
         logits = model.log_scale.exp() * images @ texts.T + model.bias
         loss = balanced_loss(logits, caption_truths(truths[chosen], facts[said], either[said]))
@@ -153,7 +153,7 @@ def train(
 
 
 def _varied(seen: Tensor) -> Tensor:
-    """Views mirrored, moved a little and with a little noise; captions tell no left from right."""
+    """Views mirrored, moved a little and with a little noise. Captions do not distinguish left from right."""
     pixels = seen.float()
     if torch.rand(()) < 0.5:
         pixels = pixels.flip(-1)
@@ -163,7 +163,7 @@ def _varied(seen: Tensor) -> Tensor:
 
 
 def _groups(model: Embedding, weight_decay: float) -> list[dict[str, object]]:
-    """Biases, norms and scales are not drawn towards zero."""
+    """Parameter groups: weight decay does not apply to biases, norms and scales."""
     decayed = [value for value in model.parameters() if value.ndim >= 2]
     others = [value for value in model.parameters() if value.ndim < 2]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
