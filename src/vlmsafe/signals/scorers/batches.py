@@ -13,15 +13,18 @@ import mmap
 import threading
 import warnings
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from vlmsafe.signals.scorers.api import Similarities
+from vlmsafe.errors import InputError
+from vlmsafe.signals.scorers.api import COSINE_RULES, Inputs, Scorer, Similarities, check_frames, check_options
+from vlmsafe.signals.scorers.device import find_device
 
 T = TypeVar("T")
 _recording = threading.Lock()  # torch's compiler does not support two threads
@@ -31,6 +34,54 @@ Part = tuple[Frames, Tensor]
 """Frames, and the embeddings [D, P] of their prompts."""
 Embed = Callable[[Tensor], Tensor]
 """uint8 [N, height, width, channels] to unit vectors [N, D] in float32."""
+
+
+class DualEncoder(Scorer):
+    """A scorer of frames by cosines: a model embeds frames, the prompts were embedded before."""
+
+    looks_at = "frame"
+    rules = COSINE_RULES
+    _texts: Tensor
+    """The embeddings of the prompts, [D, P + Q]."""
+
+    def __init__(
+        self, model: nn.Module, groups: tuple[int, int], device: str, precision: str, batch: int, /, **about: Any
+    ) -> None:
+        """`about` names the model and its revision, for `describe`."""
+        check_options(batch, precision)
+        self.groups = groups
+        self.batch = batch
+        self._device = find_device(device)
+        self._precision = precision
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._description = {**about, "device": str(self._device), "precision": precision, "parameters": parameters}
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self._description)
+
+    def score(self, inputs: Inputs) -> Similarities:
+        """Stacks uint8 [N, height, width, 3 frames] to similarities [N, P + Q]."""
+        check_frames(inputs, self.frames)
+        parts = (inputs[start : start + self.batch] for start in range(0, len(inputs), self.batch))
+        found = [part for (part,) in overlapped(self.begin([(self, frames)]) for frames in parts)]
+        return np.concatenate([np.empty((0, sum(self.groups)), np.float32), *found])
+
+    def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
+        given: list[Part] = []
+        for scorer, inputs in parts:
+            assert isinstance(scorer, DualEncoder)
+            given.append((inputs, scorer._texts))
+        try:
+            return self._begin(given)
+        except torch.cuda.OutOfMemoryError as error:
+            raise InputError(
+                f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch, or use a "
+                "smaller model"
+            ) from error
+
+    @abstractmethod
+    def _begin(self, parts: Sequence[Part]) -> Callable[[], list[Similarities]]:
+        """Start to compare frames of one size with prompts; the function that it returns gives the results."""
 
 
 def overlapped(begun: Iterable[Callable[[], T]]) -> list[T]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 import numpy as np
@@ -25,18 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vlmsafe.errors import InputError, MissingDependencyError
-from vlmsafe.signals.scorers.api import (
-    COSINE_RULES,
-    InputKind,
-    Inputs,
-    Precision,
-    Rule,
-    Scorer,
-    Similarities,
-    check_frames,
-    check_options,
-)
-from vlmsafe.signals.scorers.batches import Part, Pipeline, alone, overlapped, together
+from vlmsafe.signals.scorers.api import Precision, Similarities
+from vlmsafe.signals.scorers.batches import DualEncoder, Part, Pipeline, alone, together
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, revision_of
 from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
@@ -52,11 +42,8 @@ _models: Any = transformers
 _hub: Any = huggingface_hub
 
 
-class ClipScorer(Scorer):
+class ClipScorer(DualEncoder):
     """Cosine similarities to the prompts, without the model's logit scale."""
-
-    looks_at: ClassVar[InputKind] = "frame"
-    rules: ClassVar[tuple[Rule, ...]] = COSINE_RULES
 
     def __init__(
         self,
@@ -74,24 +61,13 @@ class ClipScorer(Scorer):
         stamp: object = None,
     ) -> None:
         """Use the vision tower of a CLIPModel or SiglipModel; `texts` are the prompt embeddings [P + Q, D]."""
-        check_options(batch, precision)
-        self.groups = groups
-        self.batch = batch
-        self._device = find_device(device)
-        self._precision = precision
+        super().__init__(model, groups, device, precision, batch, model=name, revision=revision)
         self._compile = compile
         self._stamp = stamp
         self._preprocessing = preprocessing
         config: Any = model.config
         self._image = _pair(config.vision_config.image_size)
-        self._description = {
-            "model": name,
-            "revision": revision,
-            "device": str(self._device),
-            "precision": precision,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "image_size": self._image[0],
-        }
+        self._description["image_size"] = self._image[0]
         self._texts = functional.normalize(texts.detach().float(), dim=-1).T.contiguous().to(self._device)
         self._tower = _Tower(model).to(self._device).eval().requires_grad_(False)
         self.whole = self._compile or self._device.type == "cuda"
@@ -135,26 +111,9 @@ class ClipScorer(Scorer):
             stamp=checkpoint.stamp,
         )
 
-    def score(self, inputs: Inputs) -> Similarities:
-        """Frames uint8 [N, height, width, 3] to similarities [N, P + Q]."""
-        check_frames(inputs)
-        parts = (inputs[start : start + self.batch] for start in range(0, len(inputs), self.batch))
-        found = [part for (part,) in overlapped(self.begin([(self, frames)]) for frames in parts)]
-        return np.concatenate([np.empty((0, sum(self.groups)), np.float32), *found])
-
-    def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
-        frames = parts[0][1]
-        given: list[Part] = []
-        for scorer, inputs in parts:
-            assert isinstance(scorer, ClipScorer)
-            given.append((inputs, scorer._texts))
-        try:
-            return self._program((frames.shape[1], frames.shape[2]))(given)
-        except torch.cuda.OutOfMemoryError as error:
-            raise InputError(
-                f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch, or use a "
-                "smaller model"
-            ) from error
+    def _begin(self, parts: Sequence[Part]) -> Callable[[], list[Similarities]]:
+        frames = parts[0][0]
+        return self._program((frames.shape[1], frames.shape[2]))(parts)
 
     def with_prompts(self, prompts: PromptSet) -> ClipScorer:
         """The same vision tower with other prompts. The text tower was dropped, so it is read again for this call."""
@@ -170,9 +129,6 @@ class ClipScorer(Scorer):
         other.groups = prompts.sizes
         other._texts = functional.normalize(texts.float(), dim=-1).T.contiguous().to(self._device)
         return other
-
-    def describe(self) -> dict[str, Any]:
-        return dict(self._description)
 
     def _program(self, size: Size) -> Callable[[Sequence[Part]], Callable[[], list[Similarities]]]:
         """The function that begins a batch of frames of a size. It is prepared once per size."""

@@ -18,23 +18,14 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import transformers
 
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.signals.scorers.api import (
-    YES_NO_RULES,
-    InputKind,
-    Inputs,
-    Precision,
-    Rule,
-    Scorer,
-    Similarities,
-    check_frames,
-)
+from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Precision, Scorer, Similarities, check_frames
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, revision_of
 
@@ -78,9 +69,9 @@ class Checkpoint:
 class Qwen2VLScorer(Scorer):
     """Two columns: P(yes) for the description of the positive group and of the negative group."""
 
-    looks_at: ClassVar[InputKind] = "frame"
-    rules: ClassVar[tuple[Rule, ...]] = YES_NO_RULES
-    bounds: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    looks_at = "frame"
+    rules = YES_NO_RULES
+    bounds = (0.0, 1.0)
     groups = (1, 1)
 
     def __init__(
@@ -127,13 +118,7 @@ class Qwen2VLScorer(Scorer):
 
     @classmethod
     def load(
-        cls,
-        model: str,
-        prompts: PromptSet,
-        *,
-        device: str = "auto",
-        precision: Precision = "bfloat16",
-        batch: int = 8,
+        cls, model: str, prompts: PromptSet, *, device: str = "auto", precision: Precision = "bfloat16", batch: int = 8
     ) -> Qwen2VLScorer:
         """Load a model from a folder, the Hugging Face cache, or the hub."""
         if precision not in _DTYPES:

@@ -23,7 +23,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
 from vlmsafe.signals.scorers.api import ALL_RULES, COSINE_RULES, YES_NO_RULES, InputKind, Precision, Rule, Scorer
@@ -44,6 +44,11 @@ class Loading:
     batch: int
     observation: int
     seed: tuple[int, ...]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What every model of frames takes."""
+        return {"device": self.device, "precision": self.precision, "batch": self.batch}
 
 
 @dataclass(frozen=True)
@@ -137,30 +142,19 @@ class ScorerName:
 def _embedded(loading: Loading) -> Scorer:
     from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 
-    return EmbeddedScorer.load(
-        loading.argument, loading.prompts, device=loading.device, precision=loading.precision, batch=loading.batch
-    )
+    return EmbeddedScorer.load(loading.argument, loading.prompts, **loading.options)
 
 
 def _clip(loading: Loading) -> Scorer:
     from vlmsafe.signals.scorers.clip import ClipScorer
 
-    return ClipScorer.load(
-        loading.argument,
-        loading.prompts,
-        device=loading.device,
-        precision=loading.precision,
-        compile=loading.compile,
-        batch=loading.batch,
-    )
+    return ClipScorer.load(loading.argument, loading.prompts, compile=loading.compile, **loading.options)
 
 
 def _qwen2_vl(loading: Loading) -> Scorer:
     from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
 
-    return Qwen2VLScorer.load(
-        loading.argument, loading.prompts, device=loading.device, precision=loading.precision, batch=loading.batch
-    )
+    return Qwen2VLScorer.load(loading.argument, loading.prompts, **loading.options)
 
 
 def _rnd(loading: Loading) -> Scorer:

@@ -10,26 +10,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vlmsafe.errors import InputError
-from vlmsafe.signals.scorers.api import (
-    COSINE_RULES,
-    InputKind,
-    Inputs,
-    Precision,
-    Rule,
-    Scorer,
-    Similarities,
-    check_frames,
-    check_options,
-)
-from vlmsafe.signals.scorers.batches import Part, Pipeline, alone, overlapped
-from vlmsafe.signals.scorers.device import find_device
+from vlmsafe.signals.scorers.api import Precision, Similarities
+from vlmsafe.signals.scorers.batches import DualEncoder, Part, Pipeline, alone
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.network import Embedding, load
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
@@ -38,12 +26,10 @@ if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
 
-class EmbeddedScorer(Scorer):
+class EmbeddedScorer(DualEncoder):
     """Cosines of frames with prompts, from a model of this project."""
 
-    looks_at: ClassVar[InputKind] = "frame"
-    rules: ClassVar[tuple[Rule, ...]] = COSINE_RULES
-    calibrated: ClassVar[bool] = True
+    calibrated = True
 
     def __init__(
         self,
@@ -56,36 +42,18 @@ class EmbeddedScorer(Scorer):
         name: str = "embedded",
         revision: str | None = None,
     ) -> None:
-        check_options(batch, precision)
-        self.groups = prompts.sizes
+        super().__init__(model, prompts.sizes, device, precision, batch, model=name, revision=revision)
         self.frames = model.architecture.frames
-        self.batch = batch
-        self._device = find_device(device)
-        self._half = precision == "bfloat16"
         self.whole = self._device.type == "cuda"
         self.reentrant = not self.whole
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
-        self._description = {
-            "model": name,
-            "revision": revision,
-            "device": str(self._device),
-            "precision": precision,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "image_size": model.architecture.size,
-            "frames": self.frames,
-        }
+        self._description |= {"image_size": model.architecture.size, "frames": self.frames}
         self._read(prompts)
 
     @classmethod
     def load(
-        cls,
-        file: str,
-        prompts: PromptSet,
-        *,
-        device: str = "auto",
-        precision: Precision = "float32",
-        batch: int = 64,
+        cls, file: str, prompts: PromptSet, *, device: str = "auto", precision: Precision = "float32", batch: int = 64
     ) -> EmbeddedScorer:
         """Load a model from a file of weights; an empty name is the model in the package."""
         path = Path(file).expanduser() if file else SHIPPED
@@ -111,34 +79,18 @@ class EmbeddedScorer(Scorer):
         other._read(prompts)
         return other
 
-    def score(self, inputs: Inputs) -> Similarities:
-        """Stacks uint8 [N, height, width, 3 frames] to similarities [N, P + Q]."""
-        check_frames(inputs, self.frames)
-        parts = (inputs[start : start + self.batch] for start in range(0, len(inputs), self.batch))
-        found = [part for (part,) in overlapped(self.begin([(self, frames)]) for frames in parts)]
-        return np.concatenate([np.empty((0, sum(self.groups)), np.float32), *found])
-
     @torch.inference_mode()
-    def begin(self, parts: Sequence[tuple[Scorer, Inputs]]) -> Callable[[], list[Similarities]]:
-        given: list[Part] = []
-        for scorer, inputs in parts:
-            assert isinstance(scorer, EmbeddedScorer)
-            given.append((inputs, scorer._texts))
-        shape = parts[0][1].shape[1:]
-        try:
-            if not self.whole:
-                found = alone(self._embed, given)
-                return lambda: found
-            if shape not in self._pipelines:
-                self._pipelines[shape] = Pipeline(self._device, self.batch, shape)
-            return self._pipelines[shape].begin(self._embed, given)
-        except torch.cuda.OutOfMemoryError as error:
-            raise InputError(
-                f"the memory of {self._device} does not hold {self.batch} frames at a time; lower the batch"
-            ) from error
+    def _begin(self, parts: Sequence[Part]) -> Callable[[], list[Similarities]]:
+        if not self.whole:
+            found = alone(self._embed, parts)
+            return lambda: found
+        shape = parts[0][0].shape[1:]
+        if shape not in self._pipelines:
+            self._pipelines[shape] = Pipeline(self._device, self.batch, shape)
+        return self._pipelines[shape].begin(self._embed, parts)
 
     def _embed(self, frames: Tensor) -> Tensor:
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._half):
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
             return self._model.image(frames)
 
     def describe(self) -> dict[str, Any]:
