@@ -7,7 +7,8 @@ and exits with its code; anything else is a defect of this package and keeps its
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 EXIT_FAILED = 1  # the run could not go on: simulator, disk, numbers
 EXIT_BAD_INPUT = 2  # the request itself was wrong; nothing was started
@@ -55,3 +56,17 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
     return InputError(f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}")
+
+
+@contextmanager
+def yaml_errors(source: str) -> Iterator[None]:
+    """Report text that is not YAML in one line: the name of its file and, where it is known, the line."""
+    import yaml  # only here, so that `errors` needs nothing but the standard library
+
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise InputError(f"{source}{where}: not valid YAML: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.errors import InputError, unknown_name, yaml_errors
 
 _FOLDER = resources.files("vlmsafe.signals") / "prompt_sets"
 _GROUPS = ("positive", "negative")
@@ -86,13 +86,8 @@ def load_prompts(name: str | Path) -> PromptSet:
 
 def parse_prompts(text: str, source: str) -> PromptSet:
     """Read a prompt set from YAML text; errors name `source` and the line."""
-    try:
+    with yaml_errors(source):
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputError(f"{source}{where}: not valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
     if root is None:
         raise InputError(f"{source} is empty; expected a 'positive' and a 'negative' list of prompts")
     sections = _mapping(root, source, [*_GROUPS, "descriptions"])

@@ -31,7 +31,7 @@ from vlmsafe.config.methods import method
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.envs.registry import env_spec
-from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.errors import InputError, unknown_name, yaml_errors
 from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.report.request import check_entries
 from vlmsafe.runs.layout import STUDY_FILE
@@ -164,14 +164,9 @@ def parse_study(text: str, source: str) -> Study:
 
 
 def _read(text: str, source: str) -> tuple[Any, _File]:
-    try:
+    with yaml_errors(source):
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         document = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputError(f"{source}{where}: not valid YAML: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise InputError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
     if root is None:
         raise InputError(f"{source} is empty; expected a study with name, question, environments and arms")
     lines: dict[Place, int] = {}
