@@ -31,6 +31,7 @@ from vlmsafe.report.cells import (
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
 from vlmsafe.report.request import Entry
+from vlmsafe.report.tables.rows import ARM, named
 
 _EVALUATED: tuple[Outcome, ...] = ("cost", "violation", "catastrophe", "env_return")
 
@@ -53,13 +54,12 @@ def summary(dataset: Dataset, entry: Entry) -> Table | Missing:
             head = [*env_cell(envs, env), text(arm.name), count(len(evaluated)), count(episodes)]
             rows.append([*head, *cells, over_budget(arm, protocols[env], "final"), *extra])
     if not rows:
-        named = f" '{entry.source}'" if entry.source else ""
-        return Missing(entry.kind, "Evaluation", f"no run has an evaluation{named}; vlmsafe evaluate RUN makes one")
+        source = f" '{entry.source}'" if entry.source else ""
+        return Missing(entry.kind, "Evaluation", f"no run has an evaluation{source}; vlmsafe evaluate RUN makes one")
     columns = [
         *env_column(envs),
-        Column("arm", "arm"),
-        Column("runs", "runs", 0),
-        Column("episodes", "episodes", 0),
+        ARM,
+        *named("runs", "episodes", digits=0),
         *map(outcome_column, _EVALUATED),
         Column("over_budget", "over budget", 0, hint="runs whose mean cost is above the budget"),
         *map(metric_column, metrics),
@@ -96,9 +96,9 @@ def training(dataset: Dataset, entry: Entry) -> Table | Missing:
     words = window_name(last)
     columns = [
         *env_column(envs),
-        Column("arm", "arm"),
+        ARM,
         Column("finished", "finished", 0, hint="runs that reached their last epoch, of all"),
-        Column("budget", "budget", 0),
+        *named("budget", digits=0),
         outcome_column("cost", "_final", "cost, final epoch"),
         outcome_column("cost", f"_{last}", f"cost, {words}"),
         Column("over_budget", "over budget", 0, hint=f"runs whose cost over the {words} is above the budget"),
@@ -126,7 +126,7 @@ def by_environment(dataset: Dataset, entry: Entry) -> Table | Missing:
     if not rows:
         return Missing(entry.kind, "By environment", f"no arm has a {word_of(outcome)}")
     digits = 1 if is_rate(outcome) else 2
-    columns = [Column("arm", "arm"), *(Column(env, env, digits) for env in envs)]
+    columns = [ARM, *(Column(env, env, digits) for env in envs)]
     title = entry.title or f"{word_of(outcome).capitalize()} by environment"
     return Table("by-environment", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
 
@@ -162,8 +162,8 @@ def per_seed(dataset: Dataset, entry: Entry) -> Table | Missing:
     suffix = {"final": "final epoch", "last-10": "last 10"}
     columns = [
         *env_column(envs),
-        Column("arm", "arm"),
-        Column("seed", "seed", 0),
+        ARM,
+        *named("seed", digits=0),
         *(
             outcome_column(o, f"_{w}", f"{outcome_column(o).heading}, {suffix[w]}") if trained else outcome_column(o)
             for o, w in shown
@@ -201,11 +201,11 @@ def sweep(dataset: Dataset, entry: Entry) -> Table | Missing:
         return Missing(entry.kind, "Sweep", f"no arm has a {word_of(outcome)}")
     columns = [
         *env_column(envs),
-        Column("arm", "arm"),
+        ARM,
         *(Column(name, name, 3) for name in over),
-        Column("runs", "runs", 0),
+        *named("runs", digits=0),
         outcome_column(outcome),
-        Column("over_budget", "over budget", 0),
+        *named("over_budget", digits=0),
     ]
     title = entry.title or f"{word_of(outcome).capitalize()} over {' and '.join(over)}{on_env(envs)}"
     return Table("sweep", title, columns, rows, INTERVALS, entry.label)
@@ -237,7 +237,7 @@ def protocols(dataset: Dataset, entry: Entry) -> Table | Missing:
     if not rows:
         return Missing(entry.kind, "Protocols", "no run has been evaluated; vlmsafe evaluate RUN makes one")
     digits = 1 if is_rate(outcome) else 2
-    columns = [*env_column(envs), Column("arm", "arm"), *(Column(name, name, digits) for name in names)]
+    columns = [*env_column(envs), ARM, *(Column(name, name, digits) for name in names)]
     title = (
         entry.title or f"{word_of(outcome).capitalize()}{' %' if is_rate(outcome) else ''} by protocol{on_env(envs)}"
     )
@@ -271,13 +271,11 @@ def published(dataset: Dataset, entry: Entry) -> Table | Missing:
         return Missing(entry.kind, "Published values", "the paper has no values for these arms and environments")
     columns = [
         *env_column(envs),
-        Column("arm", "arm"),
+        ARM,
         Column("paper_arm", "in the paper"),
         Column("source", "from"),
-        Column("quantity", "quantity"),
-        Column("ours", "ours", 2),
-        Column("published", "published", 2),
-        Column("difference", "difference", 2),
+        *named("quantity"),
+        *named("ours", "published", "difference", digits=2),
         Column("label", "where"),
         Column("differences", "done otherwise than in the paper"),
     ]

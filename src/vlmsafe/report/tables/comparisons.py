@@ -30,6 +30,7 @@ from vlmsafe.report.cells import (
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
 from vlmsafe.report.request import Entry
+from vlmsafe.report.tables.rows import ENV, PAIR, named
 
 
 def comparisons(dataset: Dataset, entry: Entry) -> Table | Missing:
@@ -40,10 +41,9 @@ def comparisons(dataset: Dataset, entry: Entry) -> Table | Missing:
     envs = list(dict.fromkeys(one.comparison.env for one in found))
     columns = [
         *env_column(envs),
-        Column("first", "first arm"),
-        Column("second", "against"),
-        Column("outcome", "outcome"),
-        Column("runs", "runs", 0),
+        *PAIR,
+        *named("outcome"),
+        *named("runs", digits=0),
         Column("first_mean", "first", 2),
         Column("second_mean", "second", 2),
         Column("difference", "difference", 2, hint="first minus second, with its interval over runs"),
@@ -51,7 +51,7 @@ def comparisons(dataset: Dataset, entry: Entry) -> Table | Missing:
         Column("smallest_p", "smallest p", 3, hint="the smallest p that this number of runs can give"),
         Column("first_lower", "first lower", 0, hint="matched seeds on which the first arm is lower"),
         Column("says", "the test says"),
-        Column("audit", "audit"),
+        *named("audit"),
     ]
     rows = [[*env_cell(envs, one.comparison.env), *_comparison_cells(one)] for one in found]
     tests = list(dict.fromkeys(one.test for one in found))
@@ -99,13 +99,12 @@ def rates(dataset: Dataset, entry: Entry) -> Table | Missing:
     arms = [(one.first, one.second) for _, one in chosen]
     names = list(dict.fromkeys((first.name, second.name) for first, second in arms))
     single = len(names) == 1
-    head = [Column("env", "environment")]
-    head += [] if single else [Column("first", "first arm"), Column("second", "against")]
     first_word, second_word = (names[0][0], names[0][1]) if single else ("first", "second")
     columns = [
-        *head,
+        ENV,
+        *(() if single else PAIR),
         Column("source", "from"),
-        Column("runs", "runs", 0),
+        *named("runs", digits=0),
         outcome_column("catastrophe", "_second", f"catastrophe %, {second_word}"),
         outcome_column("catastrophe", "_first", f"catastrophe %, {first_word}"),
         outcome_column("violation", "_second", f"violation %, {second_word}"),
@@ -162,15 +161,13 @@ def pairs(dataset: Dataset, entry: Entry) -> Table | Missing:
     if not rows:
         return Missing(entry.kind, "Matched seeds", "no compared arms share a seed")
     columns = [
-        Column("env", "environment"),
-        Column("first_arm", "first arm"),
+        ENV,
+        *named("first_arm"),
         Column("second_arm", "against"),
-        Column("outcome", "outcome"),
+        *named("outcome"),
         Column("source", "from"),
-        Column("seed", "seed"),
-        Column("first", "first", 2),
-        Column("second", "second", 2),
-        Column("difference", "difference", 2),
+        *named("seed"),
+        *named("first", "second", "difference", digits=2),
     ]
     title = entry.title or "Matched seeds"
     caption = "Runs of both arms with the same seed; rates in %."
@@ -249,10 +246,9 @@ def divergence(dataset: Dataset, entry: Entry) -> Table | Missing:
     if not rows:
         return Missing(entry.kind, "Reruns", "no compared arms have runs of the same seed")
     columns = [
-        Column("env", "environment"),
-        Column("first", "first arm"),
-        Column("second", "against"),
-        Column("seed", "seed"),
+        ENV,
+        *PAIR,
+        *named("seed"),
         Column("epoch", "apart from epoch", 0),
         Column("epochs", "epochs compared", 0),
         Column("difference", "cost difference at the end", 2),

@@ -10,7 +10,7 @@ from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables import paper
-from vlmsafe.report.tables.rows import ARM, ENV, RUN, cells, interval
+from vlmsafe.report.tables.rows import ARM, BY_RUN, ENV, cells, interval, named
 
 _PRIOR = "s = 100"
 
@@ -30,10 +30,8 @@ def gate(dataset: Dataset, entry: Entry) -> Table | Missing:
     if not rows:
         return Missing(entry.kind, "The gate", dataset.why_no_trace(entry))
     columns = [
-        ENV,
-        ARM,
-        RUN,
-        Column("frames", "frames", 0),
+        *BY_RUN,
+        *named("frames", digits=0),
         Column("margin_median", "median margin", 4),
         Column("kappa_median_prior", "median κ, s = 100, c = 0", 2),
         Column("kappa_median_calibrated", "median κ, calibrated", 2, hint="on the same frames"),
@@ -50,10 +48,8 @@ def gate(dataset: Dataset, entry: Entry) -> Table | Missing:
 def gate_margins(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Margins from lowest to highest, run by run."""
     columns = [
-        ENV,
-        ARM,
-        RUN,
-        Column("frames", "frames", 0),
+        *BY_RUN,
+        *named("frames", digits=0),
         Column("positive_margins_pct", "above 0 %", 1),
         *(Column(f"margin_{end}", word, 4) for end, word in _ENDS.items()),
     ]
@@ -71,10 +67,8 @@ def gate_margins(dataset: Dataset, entry: Entry) -> Table | Missing:
 def gate_cells(dataset: Dataset, entry: Entry) -> Table | Missing:
     """kappa from lowest to highest, for every run and gate."""
     columns = [
-        ENV,
-        ARM,
-        RUN,
-        Column("gate", "gate"),
+        *BY_RUN,
+        *named("gate"),
         Column("scale", "s", 3),
         Column("centre", "c", 4),
         *(Column(f"kappa_{end}", word, 2) for end, word in _ENDS.items()),
@@ -122,13 +116,13 @@ def gate_roc(dataset: Dataset, entry: Entry) -> Table | Missing:
     columns = [
         ENV,
         ARM,
-        Column("score", "score"),
+        *named("score"),
         Column("contacts", "contact frames", 0),
         Column("auc", "AUC", 3, hint="against contact in the same step; interval over episodes"),
         Column("contact_margin", "margin in contact", 4),
         Column("free_margin", "margin without", 4),
         Column("below_centre_pct", "contact below centre %", 1, hint="contact frames that only the fold makes count"),
-        Column("frames", "frames", 0),
+        *named("frames", digits=0),
     ]
     caption = (
         "Where the negated margin does as well as the calibrated gate, it has found an unusual margin, not danger."
@@ -154,8 +148,7 @@ def gate_thresholds(dataset: Dataset, entry: Entry) -> Table | Missing:
     columns = [
         ENV,
         ARM,
-        Column("gate", "gate"),
-        Column("measure", "measure"),
+        *named("gate", "measure"),
         Column("prevalence_pct", "prevalence %", 1, hint="contact frames: the precision of flagging every frame"),
         *(Column(f"at_{level:g}", f"κ ≥ {level:g}", 3) for level in levels),
     ]

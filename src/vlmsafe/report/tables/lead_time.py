@@ -14,7 +14,7 @@ from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables import paper
-from vlmsafe.report.tables.rows import ARM, ENV, RUN, cells, interval
+from vlmsafe.report.tables.rows import ARM, BY_RUN, ENV, cells, interval, named
 
 SIGNALS = {"kappa": "κ", "negative": "c_vlm", "positive": "r_vlm", "margin": "margin", CONTROL: "step index"}
 """What tables and figures call the signals of a trace."""
@@ -48,10 +48,10 @@ def lead_time(dataset: Dataset, entry: Entry) -> Table | Missing:
     columns = [
         ENV,
         ARM,
-        Column("signal", "signal"),
+        *named("signal"),
         Column("raw", "AUC, raw", 3, hint="lowest to highest over the horizons 1, 3, 5, 10, 20, 40"),
         Column("standardised", "AUC, standardised", 3, hint="within each episode"),
-        Column("criterion", "criterion"),
+        *named("criterion"),
     ]
     caption = f"{_CRITERION}{traced_episodes(dataset)}"
     notes = [line for env in dataset.lead_times(entry) if (line := paper.lead_time_line(env))]
@@ -83,7 +83,7 @@ def lead_time_aucs(dataset: Dataset, entry: Entry) -> Table | Missing:
     columns = [
         ENV,
         ARM,
-        Column("signal", "signal"),
+        *named("signal"),
         Column("form", "form", hint="as it is, or standardised within each episode"),
         *(Column(f"k_{k}", f"K = {k}", 2, hint=f"contact within the next {k} steps") for k in _HORIZONS),
     ]
@@ -103,20 +103,13 @@ def _contacts(rows: Iterable[dict[str, int]]) -> list[Cell]:
 
 def lead_time_runs(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Every AUC of every arm and run."""
-    names = [
-        ENV,
-        ARM,
-        RUN,
-        Column("signal", "signal"),
-        Column("form", "form"),
-        Column("horizon", "K", 0),
-    ]
+    names = [*BY_RUN, *named("signal", "form"), Column("horizon", "K", 0)]
     counts = [
         Column("positives", "steps before contact", 0),
         Column("negatives", "other steps", 0),
-        Column("episodes", "episodes", 0),
+        *named("episodes", digits=0),
         Column("left_out", "left out", 0, hint="resamples without a step of either kind"),
-        Column("resamples", "resamples", 0),
+        *named("resamples", digits=0),
     ]
     rows = [
         [*cells({**row, "env": env, "signal": SIGNALS[row["signal"]]}, names), interval(row), *cells(row, counts)]
@@ -136,8 +129,7 @@ def lead_time_counts(dataset: Dataset, entry: Entry) -> Table | Missing:
         ENV,
         Column("of", "AUCs of"),
         Column("total", "AUCs", 0),
-        Column("lowest", "lowest", 3),
-        Column("highest", "highest", 3),
+        *named("lowest", "highest", digits=3),
         Column("above_half", "above 0.5", 0),
         Column("interval_above_half", "interval above 0.5", 0),
         Column("above_control", "above the step index", 0),

@@ -11,15 +11,14 @@ from vlmsafe.analysis.multiplier_replay import AGREEMENT, ReplaySummary, summari
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table
 from vlmsafe.report.request import Entry
-from vlmsafe.report.tables.rows import ARM, ENV, RUN, cells
+from vlmsafe.report.tables.rows import ARM, BY_RUN, ENV, RUN, cells, named
 
 _COLUMNS = {
     column.name: column
     for column in (
         ARM,
         RUN,
-        Column("runs", "runs", 0),
-        Column("epochs", "epochs", 0),
+        *named("runs", "epochs", digits=0),
         Column("error", "rebuilt λ off by", 5, hint="largest difference between the rebuilt and the recorded lambda"),
         Column("sign_reversals", "signs turned", 0, hint="epochs in which the term turned the sign of J_C - d"),
         Column("at_budget", "J_C = d", 0, hint="epochs in which the term alone gives the update its sign"),
@@ -71,10 +70,8 @@ def multiplier_terms(dataset: Dataset, entry: Entry) -> Table | Missing:
 def multiplier_epochs(dataset: Dataset, entry: Entry) -> Table | Missing:
     """The replay epoch by epoch."""
     columns = [
-        ENV,
-        ARM,
-        RUN,
-        Column("epoch", "epoch", 0),
+        *BY_RUN,
+        *named("epoch", digits=0),
         Column("cost_gap", "J_C - d", 4),
         Column("signal_term", "signal term", 6),
         Column("negative_score", "mean c_vlm", 4),

@@ -12,7 +12,7 @@ from vlmsafe.report.cells import count, text
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table
 from vlmsafe.report.request import Entry
-from vlmsafe.report.tables.rows import ARM, ENV, RUN, cells
+from vlmsafe.report.tables.rows import ARM, BY_RUN, ENV, cells, named
 from vlmsafe.runs.records import ArmRecord
 
 _PARTS = [
@@ -34,14 +34,14 @@ def returns(dataset: Dataset, entry: Entry) -> Table | Missing:
         rows.append([text(env), text(arm.name), count(len(found) - 1), *cells(means, _PARTS)])
     if not rows or (not entry.asked and not any(row[4].value for row in rows)):
         return _no_return(entry)
-    columns = [ENV, ARM, Column("runs", "runs", 0), *_PARTS]
+    columns = [ENV, ARM, *named("runs", digits=0), *_PARTS]
     caption = "Means over runs. What the learner maximised is the logged return; the task's is the environment's."
     return Table(entry.kind, entry.title or "The logged return taken apart", columns, rows, caption, entry.label)
 
 
 def returns_runs(dataset: Dataset, entry: Entry) -> Table | Missing:
     """The logged return taken apart, run by run, after each arm's mean."""
-    columns = [ENV, ARM, RUN, Column("epochs", "epochs", 0, hint="with a return"), *_PARTS]
+    columns = [*BY_RUN, Column("epochs", "epochs", 0, hint="with a return"), *_PARTS]
     rows: list[list[Cell]] = []
     strong: set[int] = set()
     for env, arm, found in return_tables(dataset, entry):
@@ -88,7 +88,7 @@ def passive(dataset: Dataset, entry: Entry) -> Table | Missing:
     columns = [
         ENV,
         ARM,
-        Column("episodes", "episodes", 0),
+        *named("episodes", digits=0),
         _THRESHOLD,
         _PASSIVE,
         Column(
@@ -112,7 +112,7 @@ def passive_runs(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Passive episodes of each run, after those of its arm."""
     rows: list[list[Cell]] = []
     strong: set[int] = set()
-    columns = [ENV, ARM, RUN, Column("episodes", "episodes", 0), Column("passive", "passive", 0), _PASSIVE, _THRESHOLD]
+    columns = [*BY_RUN, *named("episodes", "passive", digits=0), _PASSIVE, _THRESHOLD]
     for env, episodes, threshold in _judged_episodes(dataset, entry):
         for row in analysis.passive_episodes(episodes, threshold).iter_rows(named=True):
             if row["run"] is None:

@@ -10,9 +10,21 @@ from vlmsafe.report.cells import count, text
 from vlmsafe.report.elements import Cell, Column
 
 ENV, ARM, RUN = Column("env", "environment"), Column("arm", "arm"), Column("run", "run")
+BY_RUN = (ENV, ARM, RUN)
+PAIR = (Column("first", "first arm"), Column("second", "against"))
+"""The two arms of a comparison."""
 POOL = "all"
 """The name, in the column of runs, of the runs of an arm together."""
 _SHARE = "_pct"
+
+
+def named(*names: str, digits: int | None = None) -> list[Column]:
+    """Columns that are headed by their names.
+
+    >>> [column.heading for column in named("steps", "mean_gap", digits=2)]
+    ['steps', 'mean gap']
+    """
+    return [Column(name, name.replace("_", " "), digits) for name in names]
 
 
 def cells(row: Mapping[str, Any], columns: Sequence[Column]) -> list[Cell]:

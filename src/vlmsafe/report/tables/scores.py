@@ -8,7 +8,7 @@ from vlmsafe.report.elements import Cell, Column, Missing, Table
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables import paper
 from vlmsafe.report.tables.lead_time import SIGNALS
-from vlmsafe.report.tables.rows import ARM, ENV, cells
+from vlmsafe.report.tables.rows import ARM, ENV, cells, named
 from vlmsafe.runs.records import RunRecord
 
 SHARES = (0.1, 0.24, 0.5, 1.0)
@@ -34,15 +34,14 @@ def scores(dataset: Dataset, entry: Entry) -> Table | Missing:
     if not rows:
         return Missing(entry.kind, "Scores over training", f"no run recorded a {entry.metric.replace('_', ' ')}")
     columns = [
-        Column("env", "environment"),
-        Column("arm", "arm"),
-        Column("seed", "seed", 0),
+        ENV,
+        ARM,
+        *named("seed", digits=0),
         *(
             Column(f"at_{round(100 * part)}", f"at {100 * part:.0f} %", 4, hint="of the training steps")
             for part in SHARES
         ),
-        Column("lowest", "lowest", 4),
-        Column("highest", "highest", 4),
+        *named("lowest", "highest", digits=4),
     ]
     title = entry.title or f"Mean {entry.metric.replace('_', ' ')} over training"
     caption = "Epoch means; lowest and highest over all epochs. Named after the scorer in the arm's settings."
@@ -62,10 +61,9 @@ def score_variability(dataset: Dataset, entry: Entry) -> Table | Missing:
     columns = [
         ENV,
         ARM,
-        Column("signal", "signal"),
-        Column("steps", "steps", 0),
-        Column("episodes", "episodes", 0),
-        Column("mean", "mean", 4),
+        *named("signal"),
+        *named("steps", "episodes", digits=0),
+        *named("mean", digits=4),
         Column("std", "deviation", 4),
         Column("coefficient_pct", "% of the mean", 1, hint="deviation over the absolute mean"),
         Column("within_std", "within episodes", 4, hint="deviation from the episode's mean"),
