@@ -17,8 +17,8 @@ from vlmsafe.studies.cost.plan import Speeds
 from vlmsafe.studies.execute import execute
 from vlmsafe.studies.journal import Event
 from vlmsafe.studies.launch.local import LocalLauncher
-from vlmsafe.studies.progress import other_settings
 from vlmsafe.studies.schema import load_study
+from vlmsafe.studies.steps import other_settings
 from vlmsafe.studies.study import Study
 
 __all__ = ["load_study", "report", "report_on_study", "run_study"]

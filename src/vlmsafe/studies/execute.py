@@ -28,12 +28,11 @@ from vlmsafe.runs.run import Run
 from vlmsafe.runs.versions import other_code
 from vlmsafe.studies.journal import Event, failures, write_event
 from vlmsafe.studies.launch.api import Command, Handle, Launcher, Lost
-from vlmsafe.studies.progress import check_runs
 from vlmsafe.studies.remote.run_side import remote_words
 from vlmsafe.studies.remote.store import Store
 from vlmsafe.studies.remote.study_side import StoreSync, fetch, keep_new
 from vlmsafe.studies.reuse import equal_run, finish_copy, take_over
-from vlmsafe.studies.steps import VLMSAFE, Busy, RunStep, command_words, config_path, next_step
+from vlmsafe.studies.steps import VLMSAFE, Busy, RunStep, check_runs, command_words, config_path, next_step
 from vlmsafe.studies.study import RunSpec, Study
 
 RESTARTS = 10

@@ -1,62 +1,14 @@
-"""How far the runs of a study are, and whether they are the runs that the study describes, read from their files."""
+"""How far the runs of a study are, read from their files."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from vlmsafe.config.settings import PLACE
-from vlmsafe.config.yaml import flatten, to_dict
-from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.io.locks import is_locked
 from vlmsafe.runs.layout import evaluation_path, is_run, row_file, trace_path
-from vlmsafe.runs.run import Run
-from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.studies.study import RunSpec, cells
-
-_NAMED = 3  # the most differences that an error names
-# These settings say where a run is kept, how often it is saved and on what device it is computed. Runs that differ in
-# nothing else are equal.
-NO_RESULT = PLACE | frozenset(
-    ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device")
-)
-
-
-def check_runs(specs: Sequence[RunSpec]) -> None:
-    """Raise an error if a directory holds another run than the study describes, so that nothing is overwritten."""
-    for path, what in other_settings(specs):
-        raise InputError(
-            f"{path} holds another run than the study describes: {what}. Move it away, or choose another --root"
-        )
-
-
-def other_settings(specs: Sequence[RunSpec]) -> Iterator[tuple[Path, str]]:
-    """The directories that hold another run than the study describes, with the differences."""
-    for spec in specs:
-        if not is_run(spec.path):
-            continue
-        try:
-            found = differences(Run.open(spec.path), spec)
-        except VlmsafeError:
-            continue  # a run that cannot be read is reported as failed later, and the others go on
-        if found:
-            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-            yield spec.path, f"{'; '.join(found[:_NAMED])}{more}"
-
-
-def differences(run: Run, spec: RunSpec) -> list[str]:
-    """The settings in which a run on disk differs from the study's, one text each."""
-    there, wanted = flatten(to_dict(run.config)), flatten(to_dict(spec.config))
-    found = [
-        f"{name} is {there.get(name)} there and {wanted[name]} in the study"
-        for name in wanted
-        if name not in NO_RESULT and there.get(name) != wanted[name]
-    ]
-    if not found and spec.config.signal.prompts and run.prompts() != load_prompts(spec.config.signal.prompts):
-        found.append(f"its prompts are not those that '{spec.config.signal.prompts}' holds now")
-    return found
 
 
 @dataclass(frozen=True)

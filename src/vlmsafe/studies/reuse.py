@@ -22,7 +22,7 @@ from vlmsafe.io.disk import disk_errors, make_directory, sync_directory
 from vlmsafe.io.locks import is_locked
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.versions import other_code
-from vlmsafe.studies.progress import differences
+from vlmsafe.studies.steps import differences
 from vlmsafe.studies.study import RunSpec, folder_of
 
 _CONFIG, _WAITING = "config.yaml", "config.yaml.copied"

@@ -1,4 +1,4 @@
-"""The next step of a run in a study, and the command that does it.
+"""The next step of a run in a study and its command, and whether a run is the one that the study describes.
 
 Nothing is remembered between two calls of `vlmsafe study run`. The files of a run alone decide what is finished,
 interrupted or missing.
@@ -7,12 +7,14 @@ interrupted or missing.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from vlmsafe.config.yaml import to_dict, to_yaml
-from vlmsafe.errors import RunError, VlmsafeError
+from vlmsafe.config.settings import PLACE
+from vlmsafe.config.yaml import flatten, to_dict, to_yaml
+from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
 from vlmsafe.io.locks import is_locked
@@ -20,12 +22,19 @@ from vlmsafe.runs.layout import frames_path, is_run
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table
 from vlmsafe.runs.traces import read_about
+from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, parse_scorer
 from vlmsafe.studies.scorer.shared import shares
 from vlmsafe.studies.study import EpisodeRequest, RunSpec
 
 VLMSAFE = (sys.executable, "-m", "vlmsafe")
 _CONFIGS = "configs"
+_NAMED = 3  # the most differences that an error names
+# These settings say where a run is kept, how often it is saved and on what device it is computed. Runs that differ in
+# nothing else are equal.
+NO_RESULT = PLACE | frozenset(
+    ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device")
+)
 
 
 @dataclass(frozen=True)
@@ -121,3 +130,38 @@ def command_words(spec: RunSpec, step: RunStep, folder: Path, service: str = "")
         words += ["--frames"] if request.frames else []
         words += ["--service", service] if service else []
     return (*VLMSAFE, *words)
+
+
+def check_runs(specs: Sequence[RunSpec]) -> None:
+    """Raise an error if a directory holds another run than the study describes, so that nothing is overwritten."""
+    for path, what in other_settings(specs):
+        raise InputError(
+            f"{path} holds another run than the study describes: {what}. Move it away, or choose another --root"
+        )
+
+
+def other_settings(specs: Sequence[RunSpec]) -> Iterator[tuple[Path, str]]:
+    """The directories that hold another run than the study describes, with the differences."""
+    for spec in specs:
+        if not is_run(spec.path):
+            continue
+        try:
+            found = differences(Run.open(spec.path), spec)
+        except VlmsafeError:
+            continue  # a run that cannot be read is reported as failed later, and the others go on
+        if found:
+            more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+            yield spec.path, f"{'; '.join(found[:_NAMED])}{more}"
+
+
+def differences(run: Run, spec: RunSpec) -> list[str]:
+    """The settings in which a run on disk differs from the study's, one text each."""
+    there, wanted = flatten(to_dict(run.config)), flatten(to_dict(spec.config))
+    found = [
+        f"{name} is {there.get(name)} there and {wanted[name]} in the study"
+        for name in wanted
+        if name not in NO_RESULT and there.get(name) != wanted[name]
+    ]
+    if not found and spec.config.signal.prompts and run.prompts() != load_prompts(spec.config.signal.prompts):
+        found.append(f"its prompts are not those that '{spec.config.signal.prompts}' holds now")
+    return found

@@ -8,7 +8,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.study.choice import StudyChoice
+from vlmsafe.cli.study.run import StudyChoice
 from vlmsafe.cli.study.tables import cell_table, hours, steps_text
 from vlmsafe.cli.terminal import out
 from vlmsafe.errors import InputError

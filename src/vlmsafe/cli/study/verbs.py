@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmsafe.cli.report import print_report
-from vlmsafe.cli.study.choice import StudyChoice
 from vlmsafe.cli.study.plan import PlanCommand, plan_verb
-from vlmsafe.cli.study.run import RunCommand, run_verb
+from vlmsafe.cli.study.run import RunCommand, StudyChoice, run_verb
 from vlmsafe.cli.study.tables import REDRAW, Screen, cell_table, runs_table, status_table, steps_text
 from vlmsafe.cli.terminal import NoOptions, listing, out, parse
 from vlmsafe.errors import InputError, unknown_name

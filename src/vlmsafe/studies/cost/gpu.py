@@ -19,7 +19,7 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 from vlmsafe.studies.cost.plan import Speeds, measured_on
-from vlmsafe.studies.progress import NO_RESULT
+from vlmsafe.studies.steps import NO_RESULT
 from vlmsafe.studies.study import Study
 
 ALONE, FLOAT32, BFLOAT16, SERVICE = "one at a time", "batched float32", "batched bfloat16", "service bfloat16"
