@@ -90,12 +90,7 @@ class AdamMultiplier(Multiplier):
         return self.value
 
     def state(self) -> dict[str, Any]:
-        return {
-            "value": self.value,
-            "steps": self._steps,
-            "first_moment": self._first,
-            "second_moment": self._second,
-        }
+        return {"value": self.value, "steps": self._steps, "first_moment": self._first, "second_moment": self._second}
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.value, self._steps = state["value"], state["steps"]
