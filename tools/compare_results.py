@@ -34,7 +34,7 @@ import yaml
 from safetensors import SafetensorError, safe_open
 
 LEFT_OUT = {
-    "times": r"time|started|hours.*|rollout_hours.*|seconds.*|steps_per_second.*|overhead_pct.*",
+    "times": r"time|timing|started|hours.*|rollout_hours.*|seconds.*|steps_per_second.*|overhead_pct.*",
     "versions and machines": r"recorded|packages|python|revision|git_revision|system|processor|cores|device|sha256",
     "paths": r"run_dir",
     "fingerprints": r"fingerprint",
