@@ -1,4 +1,4 @@
-"""Collecting with a scorer looking on: time and memory of scoring inside the step and of deferred scoring.
+"""Collecting with a scorer: time and memory of scoring inside the step and of deferred scoring.
 
     python benchmarks/scoring_epoch.py [--steps 2000] [--every 4] [--workers 1] [--rounds 3]
     python benchmarks/scoring_epoch.py --steps 20000 --rounds 1 --only deferred     # the memory of a whole epoch

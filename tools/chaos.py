@@ -1,4 +1,4 @@
-"""Kill whatever a study on a cluster is made of, at random, and see that nothing is lost.
+"""Kill the parts of a study on a cluster at random, and check that nothing is lost.
 
     python tools/chaos.py [--minutes 10] [--seed 0] [--folder DIR]
 

@@ -1,4 +1,4 @@
-"""Runs that share a scoring service are the runs they would be with scorers of their own, whatever happens to it."""
+"""Runs that share a scoring service equal runs with their own scorers, even if the service fails in between."""
 
 import os
 import signal

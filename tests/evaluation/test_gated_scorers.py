@@ -1,4 +1,4 @@
-"""Whoever looks on does so as the run had it: scorer, prompts and gate; and what they saw can be read later."""
+"""A trace scores as the run did, with its scorer, prompts and gate, and what it recorded can be read later."""
 
 import dataclasses
 import json
@@ -74,9 +74,9 @@ def test_gates_that_are_not_calibrated(gated, kind, gate):
 
 
 def test_a_run_without_a_signal_is_looked_at_by_embedded_with_the_environments_prompts(plain):
-    judge = gated_scorers(plan_of(plain), [], None)[""]
-    assert (judge.name, judge.gate, judge.prompts) == ("embedded", Gate(), load_prompts("metadrive-v2"))
-    assert [entry["prompt"] for entry in judge.describe("x_")["similarities"]] == list(judge.prompts.texts)
+    scorer = gated_scorers(plan_of(plain), [], None)[""]
+    assert (scorer.name, scorer.gate, scorer.prompts) == ("embedded", Gate(), load_prompts("metadrive-v2"))
+    assert [entry["prompt"] for entry in scorer.describe("x_")["similarities"]] == list(scorer.prompts.texts)
 
 
 def test_a_scorer_that_learns_comes_as_the_checkpoint_has_it(tmp_path):

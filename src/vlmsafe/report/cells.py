@@ -10,7 +10,7 @@ import polars as pl
 
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
 from vlmsafe.comparison.claims import Outcome, Window
-from vlmsafe.comparison.outcomes import WORDS, run_outcome, values_of
+from vlmsafe.comparison.outcomes import run_outcome, values_of
 from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column
@@ -103,7 +103,7 @@ def arm_cell(
     """An arm's outcome over its runs. The cell is empty if no run has it."""
     values = list(values_of(arm, outcome, source, window).values())
     row = dataset.published(arm.env, arm.name, None, source, window, QUANTITIES[outcome]) if notes else None
-    return _cell(values, outcome, _budget(arm), row, notes)
+    return _cell(values, outcome, arm.first.config.budget, row, notes)
 
 
 def run_cell(
@@ -153,7 +153,7 @@ def metric_column(metric: str) -> Column:
 
 def over_budget(arm: ArmRecord, source: str, window: Window) -> Cell:
     """How many of the runs cost more than the budget."""
-    values, budget = list(values_of(arm, "cost", source, window).values()), _budget(arm)
+    values, budget = list(values_of(arm, "cost", source, window).values()), arm.first.config.budget
     if budget is None or not values:
         return Cell()
     return share(sum(value > budget for value in values), len(values))
@@ -174,14 +174,6 @@ def by_seed(key: int | str) -> tuple[bool, int, str]:
 
 def window_name(window: Window) -> str:
     return "final epoch" if window == "final" else f"last {window.removeprefix('last-')} epochs"
-
-
-def word_of(outcome: Outcome) -> str:
-    return WORDS[outcome]
-
-
-def _budget(arm: ArmRecord) -> float | None:
-    return arm.first.config.budget
 
 
 def _cell(

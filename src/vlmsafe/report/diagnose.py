@@ -172,10 +172,6 @@ def _require_traces(dataset: Dataset, env: str, protocol: str | None) -> None:
     require_trace(steps, "diagnose", scorer, ("positive", "negative", "margin"))
 
 
-def _not_replayed(dataset: Dataset, env: str, protocol: str | None) -> list[str]:
-    return dataset.not_replayed(env)
-
-
 def _not_evaluated(dataset: Dataset, env: str, protocol: str | None) -> list[str]:
     """A line about each run that lacks the evaluation that the others have, with the command that makes it."""
     entry = Entry("returns", environments=(env,), source=protocol or "")
@@ -191,7 +187,7 @@ def _not_evaluated(dataset: Dataset, env: str, protocol: str | None) -> list[str
 
 
 _LEFT_OUT: Mapping[str, Callable[[Dataset, str, str | None], list[str]]] = {
-    "multiplier": _not_replayed,
+    "multiplier": lambda dataset, env, protocol: dataset.not_replayed(env),
     "returns": _not_evaluated,
 }
 

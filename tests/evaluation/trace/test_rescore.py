@@ -33,8 +33,8 @@ def test_recorded_stacks_are_those_that_were_scored(tmp_path, every):
         watch = FrameStack(lambda episode=episode, now=now: frame(episode, now[0]), 2, every)
         for _ in range(24):
             now[0] = next(steps)
-            if (moment := watch.after(now[0])) is not None:
-                wanted.append(moment)
+            if (stack := watch.after(now[0])) is not None:
+                wanted.append(stack)
     np.testing.assert_array_equal(found, wanted)
 
 

@@ -204,6 +204,6 @@ def test_scorers_of_one_frame_and_of_two_each_see_their_own(braking):
     env = ENVS["braking"].make(ENVS["braking"].held_out)
     frames = [env.frame() for _ in task.drive(env, lambda steps: None)]
     scored = range(3, len(frames) + 1, 3)
-    moments = [np.concatenate([frames[(n if n < 5 else n - 4) - 1], frames[n - 1]], axis=-1) for n in scored]
+    shown = [np.concatenate([frames[(n if n < 5 else n - 4) - 1], frames[n - 1]], axis=-1) for n in scored]
     own = both.filter((pl.col("episode") == 1) & pl.col("scored"))
-    np.testing.assert_array_equal(own.select([f"motion_{name}" for name in names]).to_numpy(), motion.score(moments))
+    np.testing.assert_array_equal(own.select([f"motion_{name}" for name in names]).to_numpy(), motion.score(shown))

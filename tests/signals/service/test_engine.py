@@ -1,4 +1,4 @@
-"""One model for many clients: equal results, fair turns, bounded queues, errors that stay with whoever caused them."""
+"""One model for many clients: equal results, fair turns, bounded queues, errors that reach only their cause."""
 
 import threading
 import time

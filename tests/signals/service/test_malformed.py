@@ -1,4 +1,4 @@
-"""Whatever a stranger sends is refused with a message, and nobody else notices."""
+"""A malformed message is refused with an answer, and other clients do not notice."""
 
 import fcntl
 import json

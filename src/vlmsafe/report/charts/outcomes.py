@@ -9,9 +9,9 @@ import numpy as np
 
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
 from vlmsafe.comparison.claims import Outcome
-from vlmsafe.comparison.outcomes import values_of
+from vlmsafe.comparison.outcomes import WORDS, values_of
 from vlmsafe.comparison.settings import effective
-from vlmsafe.report.cells import is_rate, varied, window_name, word_of
+from vlmsafe.report.cells import is_rate, varied, window_name
 from vlmsafe.report.charts.make import make_chart
 from vlmsafe.report.charts.training import budget_rules
 from vlmsafe.report.dataset import Dataset
@@ -38,9 +38,9 @@ def dots(dataset: Dataset, entry: Entry) -> Chart | Missing:
                 values = {key: scale * value for key, value in values_of(arm, outcome, source, entry.window).items()}
                 marks += list(seed_marks(arm.name, place, values))
             names = tuple(arm.name for arm in arms)
-            unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
+            unit = f"{WORDS[outcome]}{', %' if is_rate(outcome) else ''}"
             low = 0.0 if outcome != "env_return" else None
-            panels.append(Panel(f"{word_of(outcome).capitalize()}, {env}", Axis(unit, low=low), Axis("", names), marks))
+            panels.append(Panel(f"{WORDS[outcome].capitalize()}, {env}", Axis(unit, low=low), Axis("", names), marks))
     if not panels:
         return Missing(entry.kind, "Run by run", "no run has results yet")
     sources = list(dict.fromkeys(dataset.source(env, entry) for env in envs))
@@ -91,13 +91,13 @@ def bars(dataset: Dataset, entry: Entry) -> Chart | Missing:
             if not arm.has_signal:
                 marks.append(Rule(mean, arm.name, "y"))
         if marks:
-            unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
+            unit = f"{WORDS[outcome]}{', %' if is_rate(outcome) else ''}"
             names = tuple(arm.name for arm in arms)
             panels.append(Panel(f"{env} ({source})", Axis(unit, low=0.0), Axis("", names), marks))
     if not panels:
-        return Missing(entry.kind, "Outcome by arm", f"no arm has a {word_of(outcome)}")
+        return Missing(entry.kind, "Outcome by arm", f"no arm has a {WORDS[outcome]}")
     caption = "Means over runs, ± one population deviation. Dashed: arms without a signal."
-    return make_chart(dataset, entry, f"{word_of(outcome).capitalize()} by arm", panels, caption, legend=False)
+    return make_chart(dataset, entry, f"{WORDS[outcome].capitalize()} by arm", panels, caption, legend=False)
 
 
 def protocols(dataset: Dataset, entry: Entry) -> Chart | Missing:
@@ -125,12 +125,12 @@ def protocols(dataset: Dataset, entry: Entry) -> Chart | Missing:
                 low = _below(mean, spread, outcome)
                 marks.append(Span(arm.name, at, mean, low, mean + spread, "x", f"{arm.name} ± deviation"))
         if marks:
-            unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
+            unit = f"{WORDS[outcome]}{', %' if is_rate(outcome) else ''}"
             panels.append(Panel(f"Protocol {name}", Axis(unit, low=0.0), Axis("", tuple(shown)), marks))
     if not panels:
         return Missing(entry.kind, "Protocols", "no run has been evaluated; vlmsafe evaluate RUN makes one")
     caption = "Means over runs ± one population deviation. Protocols differ in scenarios, traffic and episodes."
-    return make_chart(dataset, entry, f"{word_of(outcome).capitalize()} by protocol", panels, caption)
+    return make_chart(dataset, entry, f"{WORDS[outcome].capitalize()} by protocol", panels, caption)
 
 
 def evaluation_summary(dataset: Dataset, entry: Entry) -> Chart | Missing:
@@ -210,12 +210,12 @@ def sweep(dataset: Dataset, entry: Entry) -> Chart | Missing:
                 low = _below(mean, spread, outcome)
                 marks.append(Span(arm.name, at, mean, low, mean + spread, "y", f"{arm.name}, mean"))
             if marks:
-                unit = f"{word_of(outcome)}{', %' if is_rate(outcome) else ''}"
+                unit = f"{WORDS[outcome]}{', %' if is_rate(outcome) else ''}"
                 panels.append(Panel(f"{setting}, {env}", Axis(setting), Axis(unit, low=0.0), marks))
     if not panels:
         return Missing(entry.kind, "Sweep", "no numeric setting is varied between arms that have results")
     caption = "Single runs, and their mean ± one population deviation."
-    return make_chart(dataset, entry, f"{word_of(outcome).capitalize()} over settings", panels, caption)
+    return make_chart(dataset, entry, f"{WORDS[outcome].capitalize()} over settings", panels, caption)
 
 
 def _number(arm: ArmRecord, setting: str) -> float | None:

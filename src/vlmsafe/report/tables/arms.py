@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from vlmsafe.comparison.claims import Outcome, Window
-from vlmsafe.comparison.outcomes import values_of
+from vlmsafe.comparison.outcomes import WORDS, values_of
 from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.report.cells import (
     INTERVALS,
@@ -26,7 +26,6 @@ from vlmsafe.report.cells import (
     text,
     varied,
     window_name,
-    word_of,
 )
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
@@ -124,10 +123,10 @@ def by_environment(dataset: Dataset, entry: Entry) -> Table | Missing:
         if any(cell.value is not None for cell in cells):
             rows.append([text(name), *cells])
     if not rows:
-        return Missing(entry.kind, "By environment", f"no arm has a {word_of(outcome)}")
+        return Missing(entry.kind, "By environment", f"no arm has a {WORDS[outcome]}")
     digits = 1 if is_rate(outcome) else 2
     columns = [ARM, *(Column(env, env, digits) for env in envs)]
-    title = entry.title or f"{word_of(outcome).capitalize()} by environment"
+    title = entry.title or f"{WORDS[outcome].capitalize()} by environment"
     return Table("by-environment", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
 
 
@@ -198,7 +197,7 @@ def sweep(dataset: Dataset, entry: Entry) -> Table | Missing:
         budget = over_budget(arm, source, entry.window)
         rows.append([*env_cell(envs, arm.env), text(arm.name), *values, count(runs), cell, budget])
     if not rows:
-        return Missing(entry.kind, "Sweep", f"no arm has a {word_of(outcome)}")
+        return Missing(entry.kind, "Sweep", f"no arm has a {WORDS[outcome]}")
     columns = [
         *env_column(envs),
         ARM,
@@ -207,7 +206,7 @@ def sweep(dataset: Dataset, entry: Entry) -> Table | Missing:
         outcome_column(outcome),
         *named("over_budget", digits=0),
     ]
-    title = entry.title or f"{word_of(outcome).capitalize()} over {' and '.join(over)}{on_env(envs)}"
+    title = entry.title or f"{WORDS[outcome].capitalize()} over {' and '.join(over)}{on_env(envs)}"
     return Table("sweep", title, columns, rows, INTERVALS, entry.label)
 
 
@@ -238,9 +237,7 @@ def protocols(dataset: Dataset, entry: Entry) -> Table | Missing:
         return Missing(entry.kind, "Protocols", "no run has been evaluated; vlmsafe evaluate RUN makes one")
     digits = 1 if is_rate(outcome) else 2
     columns = [*env_column(envs), ARM, *(Column(name, name, digits) for name in names)]
-    title = (
-        entry.title or f"{word_of(outcome).capitalize()}{' %' if is_rate(outcome) else ''} by protocol{on_env(envs)}"
-    )
+    title = entry.title or f"{WORDS[outcome].capitalize()}{' %' if is_rate(outcome) else ''} by protocol{on_env(envs)}"
     return Table("protocols", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
 
 
@@ -280,5 +277,5 @@ def published(dataset: Dataset, entry: Entry) -> Table | Missing:
         Column("differences", "done otherwise than in the paper"),
     ]
     caption = "Mean ± population deviation over runs. Even where no difference was found, the seeds differ."
-    title = entry.title or "Beside the published values"
+    title = entry.title or "Our values and the published ones"
     return Table("published", title, columns, rows, caption, entry.label, fold=not entry.asked)

@@ -9,7 +9,7 @@ import numpy as np
 from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
 from vlmsafe.comparison.claims import Outcome
-from vlmsafe.comparison.outcomes import source_of, values_of
+from vlmsafe.comparison.outcomes import WORDS, source_of, values_of
 from vlmsafe.report.answer import ComparisonResult, results
 from vlmsafe.report.cells import (
     INTERVALS,
@@ -25,7 +25,6 @@ from vlmsafe.report.cells import (
     share,
     text,
     window_name,
-    word_of,
 )
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
@@ -197,7 +196,7 @@ def _paired(dataset: Dataset, entry: Entry) -> Iterator[tuple[tuple[str, ...], _
                 for arm in (pair.first, pair.second)
             ]
             where = source if source != "training" else f"training, {window_name(entry.window)}"
-            yield (env, first, second, word_of(outcome), where), sides[0], sides[1]
+            yield (env, first, second, WORDS[outcome], where), sides[0], sides[1]
 
 
 def _difference_cells(first: Sequence[float], second: Sequence[float]) -> list[Cell]:

@@ -16,7 +16,7 @@ SHARES = (0.1, 0.24, 0.5, 1.0)
 
 
 def scores(dataset: Dataset, entry: Entry) -> Table | Missing:
-    """A score at four moments of training, run by run."""
+    """A score at four points of training, run by run."""
     rows: list[list[Cell]] = []
     for env in dataset.envs(entry):
         for arm in dataset.arms(env, entry):

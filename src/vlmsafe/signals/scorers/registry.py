@@ -75,7 +75,7 @@ class ScorerKind:
     gate: Literal["prior-symmetric", "calibrated", "probability"] = "prior-symmetric"
     """What the gate 'auto' of a run stands for."""
     trace_gate: Literal["prior-symmetric", "probability"] = "prior-symmetric"
-    """The gate in a trace of a run whose own scorer is another one, or has no gate: nothing calibrates it there."""
+    """The gate in a trace of a run that has another scorer, or no gate: nothing calibrates it there."""
     precision: Precision = "float32"
     """Number format where the caller chooses none."""
     batch: int = 64

@@ -1,1 +1,1 @@
-"""Runs that are kept at a URL: the store, the side of the run and the side of the study."""
+"""Runs that are kept at a URL: the store, and the copies that runs and studies make to it and from it."""
