@@ -101,7 +101,7 @@ def test_returns_and_bonus_are_recorded_apart(tmp_path):
 
 
 def test_signals_leave_the_rollout_of_the_first_epoch_as_it_is(tmp_path):
-    """A scorer does not act: the policy alone decides what happens. Return and cost of the first epoch stay the same."""
+    """A scorer does not act: the policy alone decides what happens. Return and cost of the first epoch stay."""
     plain = train(**{**SMALL, "method": "ppo-lag"}, run_dir=str(tmp_path / "plain"))
     scored = train(**SMALL, run_dir=str(tmp_path / "scored"), signal=SIGNAL)
     keys = ("scenario", "return", "cost", "length", "finished")

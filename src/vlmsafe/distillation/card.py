@@ -15,7 +15,7 @@ about CLIP or any other pretrained model, and it knows nothing of scenes outside
 ## Model
 
 An image tower of convolutions and a text tower of two transformer layers over {words} words end in one space of 128
-dimensions, where similarity is the cosine. It judges a moment by two frames, four steps apart, which show speed. Each
+dimensions, where similarity is the cosine. It scores stacks of two frames, four steps apart, which show speed. Each
 is seen twice, whole and its middle half, at 128 pixels.
 
 ## Data
@@ -42,8 +42,8 @@ prompt sets and a list of sentences were kept out of the grammar.
 
 ## Training
 
-{steps} steps of {frames} moments and {captions} captions with AdamW. The true and the false moments of a caption weigh
-the same. Chances of a world's moments, danger as often as none: {weights}. Views are mirrored, moved by up to three
+{steps} steps of {frames} stacks and {captions} captions with AdamW. The true and the false stacks of a caption weigh
+the same. Chances of a world's stacks, danger as often as none: {weights}. Views are mirrored, moved by up to three
 pixels and given noise.
 
 ## Held-out figures
