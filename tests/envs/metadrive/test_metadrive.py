@@ -441,7 +441,7 @@ def test_the_hazard_grows_towards_a_cost_and_is_one_while_it_lasts(make: MakeEnv
         costs.append(info["cost"])
         if costs[-1] and not any(costs[:-1]):
             assert info[event]
-            assert env._surroundings().hazard.max() > 0.95, "as the cars and the lines lie, whatever the cost says"
+            assert env._nearby().hazards.max() > 0.95, "as the cars and the lines lie, whatever the cost says"
     first = costs.index(1.0)
     assert hazards[first - 1] > 0.7
     assert np.mean(hazards[first - 5 : first]) > np.mean(hazards[first - 10 : first - 5]) + 0.1
@@ -468,7 +468,7 @@ def test_a_solid_line_is_as_hazardous_as_it_is_near_and_approached(make: MakeEnv
             car.set_velocity(10.0 * car.heading + speed * outwards)
             assert env.hazard() == pytest.approx(math.exp(-gap / (0.25 + closing)), rel=2e-3)
     car.set_position(lane.position(20.0, side * 1.0))
-    assert env._surroundings().hazard.max() == 1.0, "it stands on the line"
+    assert env._nearby().hazards.max() == 1.0, "it stands on the line"
 
 
 def test_in_the_middle_of_the_road_a_line_is_as_good_as_no_hazard(make: MakeEnv) -> None:
@@ -563,7 +563,7 @@ def test_the_hazard_takes_well_under_a_millisecond(make: MakeEnv) -> None:
     for _ in range(5):
         before = time.process_time()
         for _ in range(100):
-            env._surroundings()
+            env._nearby()
         batches.append((time.process_time() - before) / 100)
     assert min(batches) < 1e-3
 
