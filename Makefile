@@ -17,6 +17,10 @@ PYTEST := $(BIN)/python -m pytest --dist worksteal
 FAST := $(addprefix tests/,analysis cli comparison config io learners paper report runs envs/small envs/test_api.py \
 	envs/test_gym.py signals/test_*.py studies/cost studies/test_*.py test_*.py)
 
+# Property tests, which `make soak` runs with ten times the examples.
+PROPERTIES := $(addprefix tests/,analysis config learners runs envs/test_hazard.py signals/test_*.py \
+	signals/scorers/test_tokenizer.py)
+
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt tools/install.sh
@@ -50,7 +54,8 @@ test: install lint
 	@$(MAKE) --no-print-directory -j2 types suite
 
 soak: install
-	$(PYTEST) -n auto -m soak
+	VLMSAFE_TEST_PROFILE=soak $(PYTEST) -n auto -m soak
+	VLMSAFE_TEST_PROFILE=soak $(PYTEST) -n auto -m "not soak" $(PROPERTIES)
 
 fast:
 	$(PYTEST) -n $$(nproc) -m "not slow and not soak" $(FAST)

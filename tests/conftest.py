@@ -17,11 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # (`python:frame_scorer:FrameScorer`), in worker processes too.
 sys.path.append(str(Path(__file__).parent / "support"))
 
-# A machine that is busy with other tests takes its time, and no promise is about speed.
-hypothesis.settings.register_profile(
-    "tests", max_examples=40, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("tests")
+# A machine that is busy with other tests takes its time, and no promise is about speed. `make soak` tries more.
+for profile, examples in (("tests", 40), ("soak", 400)):
+    hypothesis.settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+hypothesis.settings.load_profile(os.environ.get("VLMSAFE_TEST_PROFILE", "tests"))
 
 
 def pytest_xdist_auto_num_workers() -> int:

@@ -74,3 +74,21 @@ def test_make_env_gives_an_environment_on_the_chosen_scenarios():
             env.reset(seed=1)
     finally:
         env.close()
+
+
+def test_one_path_is_as_good_as_a_list_and_none_is_refused(tmp_path):
+    run = vlmsafe.train(
+        env="speeding", total_steps=200, steps_per_epoch=200, learner={"update_iters": 1}, quiet=True,
+        run_dir=tmp_path / "runs" / "seed-1",
+    )  # fmt: skip
+    assert vlmsafe.audit(run.path) == vlmsafe.audit([run.path]) == vlmsafe.audit(str(run.path))
+    for function in (vlmsafe.audit, vlmsafe.report):
+        with pytest.raises(vlmsafe.VlmsafeError, match="no runs; expected a folder"):
+            function([])
+
+
+def test_a_report_on_nothing_but_damaged_runs_says_so(tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.yaml").write_text("env: [")
+    written = vlmsafe.report(tmp_path)
+    assert "cannot be read" in written.page.read_text(encoding="utf-8") or written.missing

@@ -89,7 +89,8 @@ def __dir__() -> list[str]:
 class _Package(types.ModuleType):
     """Keeps `vlmsafe.audit` and `vlmsafe.report` functions, although packages of the same names exist.
 
-    After it has loaded a subpackage, the import system binds it on its parent. That would hide the function.
+    After it has loaded a subpackage, the import system binds it on its parent. That would hide the function. Import
+    modules of these two packages with `from vlmsafe.audit import findings`: `import vlmsafe.audit.findings as f` fails.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -45,3 +45,4 @@ def test_an_installed_wheel_trains_evaluates_and_reports_without_the_checkout(tm
     assert "generalisation" in call(fresh / "vlmsafe", "study", "list")
     assert "PPOLag" in call(fresh / "vlmsafe", "published", "show", "generalisation")
     call(fresh / "vlmsafe", *TRAIN, home / "runs" / "signal" / "seed-1", "--method", "vlm-ppo-lag")
+    call(fresh / "vlmsafe", "trace", home / "runs" / "signal" / "seed-1", "--episodes", "1", "--frames")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from report_runs import write_evaluation, write_run
 from traces import two_arms
 
 from vlmsafe import evaluate, train
@@ -277,3 +278,31 @@ def test_command_without_a_trace_names_the_command_that_records_one(study, capsy
     with pytest.raises(SystemExit) as stopped:
         main(["diagnose", "gate"])
     assert stopped.value.code == 2
+
+
+def test_a_table_of_a_certain_epoch_can_be_named(study):
+    run = Run.open(study / "shaped" / "seed-1")
+    name = "held-out-epoch-00001"
+    trace, evaluation = (folder / f"{name}.parquet" for folder in (run.traces, run.evaluations))
+    put(steps_of("shaped", "seed-0").head(40), trace)
+    evaluate(run, episodes=2, epoch=1, processes=1)
+    try:
+        dataset = read_sources([run.path], FEW, name)
+        (found,) = dataset.runs
+        assert (len(found.traces[name]), len(found.evaluations[name])) == (40, 2)
+        assert diagnose("gate", dataset, "braking", name).tables
+        assert diagnose("returns", dataset, "braking", name).tables
+    finally:
+        trace.unlink()
+        evaluation.unlink()
+
+
+def test_one_of_several_evaluations_must_be_chosen_unless_one_is_held_out(tmp_path):
+    run = write_run(tmp_path, "ppo-lag", 1, env="metadrive-easy")
+    for name in ("other", "paper"):
+        write_evaluation(run, [1.0, 2.0], name)
+    with pytest.raises(InputError, match="choose with --protocol: other, paper"):
+        diagnose("returns", read_sources([run.path], FEW), "metadrive-easy")
+    write_evaluation(run, [3.0], "held-out")
+    shown = diagnose("returns", read_sources([run.path], FEW), "metadrive-easy")
+    assert not any("no evaluation" in note for note in shown.notes)

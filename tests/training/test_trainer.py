@@ -45,6 +45,16 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path, settings):
         np.testing.assert_array_equal(a.arrays[name], b.arrays[name], err_msg=name)
 
 
+def test_a_damaged_journal_does_not_keep_a_run_from_resuming(tmp_path, capsys):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"))
+    path_of(run.checkpoints, run.config.epochs).unlink()
+    with (run.path / "events.jsonl").open("a") as file:
+        file.write("not a row\n")
+    assert resume(run.path).status() == "finished"
+    shown = capsys.readouterr()
+    assert "not known which code computed the run" in shown.out + shown.err
+
+
 def small_signal(method):
     """The method's own signal with a small deterministic scorer in place of a model."""
     scorer = METHODS[method].signal.scorer

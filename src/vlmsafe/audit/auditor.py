@@ -28,14 +28,16 @@ RESAMPLES = 1_000
 
 
 def audit(
-    paths: Sequence[Path | str],
+    paths: Sequence[Path | str] | Path | str,
     *,
     claims: Path | str | Claims | None = None,
     baseline: str | None = None,
     passive_below: float | None = None,
     resamples: int = RESAMPLES,
 ) -> Audit:
-    """Find out what a comparison of runs, or of folders of runs, can and cannot show.
+    """Find out what a comparison of runs can and cannot show.
+
+    `paths` are run directories or folders of runs.
 
     `claims` says what is compared. Without it a `claims.yaml` in one of the folders does. Without that, arms are
     compared as `comparison.claims.comparisons` chooses, each with `baseline` where one is named. `passive_below` is the
@@ -43,6 +45,9 @@ def audit(
     """
     if passive_below is not None and not math.isfinite(passive_below):
         raise InputError(f"passive_below is {passive_below}; expected a finite return")
+    paths = [paths] if isinstance(paths, Path | str) else paths
+    if not paths:
+        raise InputError("audit: no runs; expected a folder that holds runs, such as runs/, or run directories")
     # A shell's runs/* names the claims among the runs.
     files = [Path(path) for path in paths if Path(path).name == CLAIMS_FILE and Path(path).is_file()]
     paths = [path for path in paths if Path(path) not in files]

@@ -12,7 +12,6 @@ The training stage needs only recordings, torch and Pillow. It can run on anothe
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import time
@@ -26,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.distillation.plan import EPISODES_PER_FILE, EPOCH, AgentPlan, BuildPlan
-from vlmsafe.errors import InputError, MissingDependencyError
+from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
 from vlmsafe.signals.scorers.embedded import revision_of
@@ -55,10 +54,6 @@ def build(
 ) -> None:
     """Run the given stages, in order."""
     plan = plan or BuildPlan()
-    if importlib.util.find_spec("PIL") is None:
-        raise MissingDependencyError(
-            "frames are recorded with Pillow, which is not installed; install it with: pip install 'vlmsafe[embedded]'"
-        )
     make_directory(directory)
     for stage in STAGES:
         if stage not in stages:

@@ -24,7 +24,7 @@ def build_chart(dataset: Dataset, entry: Entry) -> Chart | Missing:
 
 def _without_constant_env(table: Table) -> Table:
     """A table on one environment names it in its title and not in every row."""
-    if table.columns[0].name != "env" or len({row[0].value for row in table.rows}) > 1:
+    if table.columns[0].name != "env" or len({row[0].value for row in table.rows}) != 1:
         return table
     env = str(table.rows[0][0].value)
     title = table.title if env in table.title else f"{table.title} ({env})"

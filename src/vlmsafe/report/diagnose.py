@@ -27,7 +27,7 @@ from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo
 from vlmsafe.report.tables.returns import return_tables
 from vlmsafe.report.traces import chosen_scorer
 from vlmsafe.report.write import write_content
-from vlmsafe.runs.layout import find_table, is_run, protocol_option
+from vlmsafe.runs.layout import DEFAULT_PROTOCOL, find_table, is_run, protocol_of, protocol_option
 from vlmsafe.runs.records import RunRecord
 from vlmsafe.runs.tables import read_table
 
@@ -112,10 +112,19 @@ def read_sources(paths: Sequence[Path], options: AnalysisOptions, protocol: str 
 
     def with_given(run: RunRecord) -> RunRecord:
         path = given.get(run.source.run.path.resolve())
-        return replace(run, traces={protocol or path.stem: read_table(path)}) if path else run
+        traces = (
+            {protocol or path.stem: read_table(path)} if path else _named(run.source.run.traces, run.traces, protocol)
+        )
+        return replace(run, traces=traces, evaluations=_named(run.source.run.evaluations, run.evaluations, protocol))
 
     every_arm = {key: replace(arm, runs=tuple(map(with_given, arm.runs))) for key, arm in dataset.every_arm.items()}
     return replace(dataset, every_arm=every_arm)
+
+
+def _named(folder: Path, tables: Mapping[str, pl.DataFrame], protocol: str | None) -> dict[str, pl.DataFrame]:
+    """The tables of a run by protocol, with the table of a certain epoch where that is what was named."""
+    path = find_table(folder, protocol) if protocol is not None and protocol not in tables else None
+    return {**tables, **({protocol: read_table(path)} if path is not None and protocol is not None else {})}
 
 
 def _run_of(trace: Path) -> Path | None:
@@ -126,11 +135,13 @@ def _run_of(trace: Path) -> Path | None:
 
 def diagnose(name: DiagnosisName, dataset: Dataset, env: str, protocol: str | None = None) -> Diagnosis:
     """The diagnosis of that name, on one environment of a dataset."""
-    entry = Entry(name, environments=(env,), source=protocol or "")
     if name in OF_TRACES:
         _require_traces(dataset, env, protocol)
     elif not env:
         raise InputError(f"diagnose {name} reads run directories; {next(iter(dataset.lone_traces or ()))} is a trace")
+    if name == "returns":
+        protocol = protocol or _evaluation(dataset, env)
+    entry = Entry(name, environments=(env,), source=protocol or "")
     notes = [f"{run.label}: {problem}" for run in dataset.runs if run.env == env for problem in run.problems]
     notes += _LEFT_OUT[name](dataset, env, protocol) if name in _LEFT_OUT else []
     contents = [build_table(dataset, replace(entry, kind=kind)) for kind in _TABLES[name]]
@@ -170,6 +181,17 @@ def _require_traces(dataset: Dataset, env: str, protocol: str | None) -> None:
     steps = stacked(found)
     scorer = chosen_scorer(steps.columns, dataset.options.scorer)
     require_trace(steps, "diagnose", scorer, ("positive", "negative", "margin"))
+
+
+def _evaluation(dataset: Dataset, env: str) -> str | None:
+    """Held-out if a run has it, else the only evaluation there is; None without any. Several must be chosen from."""
+    found = {find_table(run.source.run.evaluations, None) for run in dataset.runs if run.env == env}
+    names = {protocol_of(path) for path in found if path is not None}
+    if DEFAULT_PROTOCOL in names:
+        return DEFAULT_PROTOCOL
+    if len(names) > 1:
+        raise InputError(f"the runs have different evaluations; choose with --protocol: {', '.join(sorted(names))}")
+    return next(iter(names), None)
 
 
 def _not_evaluated(dataset: Dataset, env: str, protocol: str | None) -> list[str]:

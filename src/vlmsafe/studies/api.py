@@ -74,6 +74,8 @@ def report(
     with that study's question, claims, tables and figures. `out` is the page, by default `report.html` in the folder.
     """
     given = [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
+    if not given:
+        raise InputError("report: no runs; expected a folder that holds runs, such as runs/, or run directories")
     page = None if out is None else Path(out)
     folder = _study_folder(given)
     if folder is not None:

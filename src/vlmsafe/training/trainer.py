@@ -227,15 +227,24 @@ class Trainer:
         self.run.save(Checkpoint(self.epoch, arrays, values))
         self.saved_epoch = self.epoch
 
+    def _note_other_code(self, epoch: int) -> None:
+        """Say if another version of the package or of the environment computed the run so far."""
+        try:
+            other = code_of(self.run)[-1].unlike(Code.now(self.spec), self.config.env)
+        except RunError as error:  # the journal is damaged, which is no reason not to continue
+            self.display.note(f"it is not known which code computed the run so far: {error}")
+            return
+        if other:
+            self.run.event("code changed", epoch=epoch, reason=other)
+            self.display.note(f"resuming a run of other code: {other}; its epochs so far are kept")
+
     def _continue(self) -> None:
         """Restore what `save` wrote."""
         checkpoint, problems = self.run.restore()
         for problem in problems:
             self.display.note(f"{problem}; going back to epoch {checkpoint.epoch}")
         damaged = {"damaged": problems} if problems else {}
-        if other := code_of(self.run)[-1].unlike(Code.now(self.spec), self.config.env):
-            self.run.event("code changed", epoch=checkpoint.epoch, reason=other)
-            self.display.note(f"resuming a run of other code: {other}; its epochs so far are kept")
+        self._note_other_code(checkpoint.epoch)
         self.run.event(
             "resumed", epoch=checkpoint.epoch, packages=package_versions(), env_version=self.spec.version,
             **self._scorer_details(), **damaged,

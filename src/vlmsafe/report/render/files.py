@@ -16,7 +16,7 @@ from vlmsafe.io.files import write_atomically
 from vlmsafe.report.elements import Chart, Table
 from vlmsafe.report.render.cell_text import cell_line
 from vlmsafe.report.render.pictures import chart_svg, pdf, png
-from vlmsafe.report.render.records import CHART_FIELDS, chart_records, table_records
+from vlmsafe.report.render.records import CHART_FIELDS, chart_records, table_fields, table_records
 
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
@@ -30,8 +30,7 @@ _LATEX = {
 
 def table_csv(table: Table) -> str:
     """Full precision; ends of intervals, deviations and published values in columns of their own."""
-    records = table_records(table)
-    return _csv(list(records[0]), records)
+    return _csv(table_fields(table), table_records(table))
 
 
 def chart_csv(chart: Chart) -> str:

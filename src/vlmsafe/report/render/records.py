@@ -13,12 +13,18 @@ CHART_FIELDS = ("panel", "group", "mark", "name", "x", "y", "low", "high")
 _ENDS = ("low", "high", "std", "published", "published_std")
 
 
+def table_fields(table: Table) -> list[str]:
+    """The fields of a table's records, also of a table without rows."""
+    return [
+        field
+        for column, ends in zip(table.columns, _used_ends(table), strict=True)
+        for field in (column.name, *(f"{column.name}_{end}" for end in ends))
+    ]
+
+
 def table_records(table: Table) -> list[dict[str, Any]]:
     """One record per row; ends of intervals, deviations and published values have fields of their own."""
-    used = [
-        [end for end in _ENDS if any(getattr(row[place], end) is not None for row in table.rows)]
-        for place in range(len(table.columns))
-    ]
+    used = _used_ends(table)
     records = []
     for row in table.rows:
         record: dict[str, Any] = {}
@@ -27,6 +33,14 @@ def table_records(table: Table) -> list[dict[str, Any]]:
             record |= {f"{column.name}_{end}": getattr(cell, end) for end in ends}
         records.append(record)
     return records
+
+
+def _used_ends(table: Table) -> list[list[str]]:
+    """Which ends the cells of each column have."""
+    return [
+        [end for end in _ENDS if any(getattr(row[place], end) is not None for row in table.rows)]
+        for place in range(len(table.columns))
+    ]
 
 
 def _exported(cell: Cell) -> float | str | None:
