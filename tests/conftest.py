@@ -27,7 +27,8 @@ hypothesis.settings.load_profile(os.environ.get("VLMSAFE_TEST_PROFILE", "tests")
 
 def pytest_xdist_auto_num_workers() -> int:
     """How many workers `-n auto` starts: more than cores, because tests wait for processes that they started."""
-    return 2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores + (cores + 1) // 2
 
 
 MadeOnce = Callable[[str, Callable[[Path], object]], Path]

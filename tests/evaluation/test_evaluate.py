@@ -1,5 +1,7 @@
 """Evaluations measure the frozen policy on the scenarios they name."""
 
+from dataclasses import replace
+
 import polars as pl
 import pytest
 
@@ -102,8 +104,9 @@ def test_paper_protocols_map_into_the_training_pool():
     assert all(held_out.scenario(i, spec) not in spec.training for i in range(50))
 
 
-def test_metadrive_protocols_run_and_repeat(tmp_path):
+def test_metadrive_protocols_run_and_repeat(tmp_path, monkeypatch):
     pytest.importorskip("metadrive")
+    monkeypatch.setitem(ENVS, "metadrive-easy", replace(ENVS["metadrive-easy"], horizon=150))  # short episodes
     run = train(env="metadrive-easy", total_steps=200, steps_per_epoch=200, learner={"update_iters": 1},
                 run_dir=str(tmp_path / "run"), quiet=True)  # fmt: skip
     config = (run.path / "config.yaml").read_text()

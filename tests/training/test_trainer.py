@@ -84,7 +84,7 @@ def test_every_method_trains_and_resumes_exactly(tmp_path, method):
 )
 def test_methods_of_every_kind_train_and_resume_exactly_on_metadrive(tmp_path, method):
     pytest.importorskip("metadrive")
-    settings = {"env": "metadrive-easy", "total_steps": 400, "steps_per_epoch": 200, "method": method, "quiet": True,
+    settings = {"env": "metadrive-easy", "total_steps": 200, "steps_per_epoch": 100, "method": method, "quiet": True,
                 "signal": small_signal(method)}  # fmt: skip
     whole, cut = (train(**settings, run_dir=str(tmp_path / name)) for name in ("whole", "cut"))
     path_of(cut.checkpoints, 2).unlink()

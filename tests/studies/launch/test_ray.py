@@ -64,6 +64,7 @@ def cluster():
     made.shutdown()
 
 
+@pytest.mark.soak  # two nodes, one of which is lost, and twelve runs
 def test_a_study_that_loses_one_of_two_nodes_half_way_equals_one_that_was_left_alone(tmp_path, cluster):
     study = parse_study(STUDY, "speeding.yaml")
     whole, disturbed = tmp_path / "whole" / "speeding", tmp_path / "runs" / "speeding"

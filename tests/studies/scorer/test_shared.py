@@ -71,6 +71,7 @@ def test_runs_that_share_a_service_on_this_machine_are_those_of_private_models_t
     same_runs(folder, private)
 
 
+@pytest.mark.soak  # a cluster, and a service that dies
 @pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed: pip install 'vlmsafe[ray]'")
 def test_runs_that_share_a_service_on_ray_are_those_of_private_models_though_it_is_killed(tmp_path, private):
     import ray
