@@ -43,6 +43,6 @@ def test_an_installed_wheel_trains_evaluates_and_reports_without_the_checkout(tm
     # What comes as data, not as code: prompts, studies, the paper's tables, the shipped model and its card.
     assert "metadrive" in call(fresh / "vlmsafe", "prompts")
     assert "generalisation" in call(fresh / "vlmsafe", "study", "list")
-    assert "PPOLag" in call(fresh / "vlmsafe", "published", "show", "generalisation")
+    assert "metadrive-hard" in call(fresh / "vlmsafe", "published", "show", "generalisation")
     call(fresh / "vlmsafe", *TRAIN, home / "runs" / "signal" / "seed-1", "--method", "vlm-ppo-lag")
     call(fresh / "vlmsafe", "trace", home / "runs" / "signal" / "seed-1", "--episodes", "1", "--frames")
