@@ -91,4 +91,6 @@ def test_a_report_on_nothing_but_damaged_runs_says_so(tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.yaml").write_text("env: [")
     written = vlmsafe.report(tmp_path)
-    assert "cannot be read" in written.page.read_text(encoding="utf-8") or written.missing
+    page = written.page.read_text(encoding="utf-8")
+    assert "unreadable-run" in page
+    assert str(tmp_path / "broken") in page

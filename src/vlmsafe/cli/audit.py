@@ -43,10 +43,7 @@ class AuditCommand:
 def audit_verb(argv: list[str]) -> None:
     command = parse(AuditCommand, argv, "audit")
     from vlmsafe.audit import audit
-    from vlmsafe.errors import InputError
 
-    if not command.paths:
-        raise InputError("audit: no runs; expected run directories, or a folder that holds runs, such as runs/")
     result = audit(command.paths, claims=command.claims, baseline=command.baseline, passive_below=command.passive_below)
     if command.json:
         print(json.dumps(result.to_dict(), indent=2, allow_nan=False, default=str))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import tyro
 
 from vlmsafe.cli.terminal import err, out, parse
-from vlmsafe.errors import InputError
 
 if TYPE_CHECKING:
     from vlmsafe.report.write import Written
@@ -37,8 +36,6 @@ def report_verb(argv: list[str]) -> None:
     command = parse(ReportCommand, argv, "report")
     from vlmsafe.studies.api import report
 
-    if not command.paths:
-        raise InputError("report: no runs; expected a folder that holds runs, such as runs/, or run directories")
     print_report(report(command.paths, command.out, question=command.question, files=command.files))
 
 
