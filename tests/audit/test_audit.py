@@ -146,7 +146,7 @@ def test_programs_get_json(published):
     ("arguments", "message"),
     [
         (["nowhere"], "there is no nowhere"),
-        ([], "expected run directories"),
+        ([], "or run directories"),
         (["."], "holds no run"),
     ],
 )
