@@ -37,7 +37,8 @@ LEFT_OUT = {
     "times": r"time|timing|started|hours.*|rollout_hours.*|seconds.*|steps_per_second.*|overhead_pct.*",
     "versions and machines": r"recorded|packages|python|revision|git_revision|system|processor|cores|device|sha256",
     "paths": r"run_dir",
-    "fingerprints": r"fingerprint",
+    "fingerprints": r"fingerprint|digest",
+    "sizes of files": r"row_files",
 }
 _SKIPPED = re.compile("|".join(LEFT_OUT.values()))
 _FILES_LEFT_OUT = "timing.jsonl, events.jsonl, logs, pictures, diagnoses, and reports other than as CSV"

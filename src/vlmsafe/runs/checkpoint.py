@@ -6,14 +6,12 @@ text in the file's header. A digest over both reveals damage.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
@@ -21,6 +19,7 @@ from safetensors.numpy import save
 from vlmsafe.errors import RunError
 from vlmsafe.io.disk import disk_errors
 from vlmsafe.io.files import write_atomically
+from vlmsafe.runs.digest import content_digest, state_digest
 
 FORMAT = 2
 Arrays = dict[str, NDArray[Any]]
@@ -40,6 +39,10 @@ class Checkpoint:
     def trained(self) -> bool:
         return self.epoch > 0
 
+    def digest(self) -> dict[str, str]:
+        """A digest of each part of the state."""
+        return state_digest(self.arrays, self.values)
+
 
 def path_of(folder: Path, epoch: int) -> Path:
     """The file of the checkpoint after `epoch` epochs."""
@@ -55,7 +58,7 @@ def saved_epochs(folder: Path) -> list[int]:
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`."""
     text = json.dumps({"format": FORMAT, "epoch": checkpoint.epoch, "values": checkpoint.values}, sort_keys=True)
-    header = {"state": text, "sha256": _digest(checkpoint.arrays, text)}
+    header = {"state": text, "sha256": content_digest(checkpoint.arrays, text)}
     path = path_of(folder, checkpoint.epoch)
     write_atomically(path, save(checkpoint.arrays, metadata=header))
     for epoch in saved_epochs(folder)[:-keep]:
@@ -71,7 +74,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
             header = file.metadata() or {}
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         text = header["state"]
-        if header["sha256"] != _digest(arrays, text):
+        if header["sha256"] != content_digest(arrays, text):
             raise RunError(f"checkpoint {path} is damaged: its checksum does not match its content")
         state = json.loads(text)
     except (SafetensorError, KeyError, ValueError, OSError) as error:
@@ -93,12 +96,3 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint, list[str]]:
         except RunError as error:
             problems.append(str(error))
     raise RunError("; ".join(problems) or f"{folder} holds no checkpoint")
-
-
-def _digest(arrays: Arrays, text: str) -> str:
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()

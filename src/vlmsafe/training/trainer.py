@@ -17,6 +17,7 @@ from vlmsafe.learners.learner import Losses
 from vlmsafe.learners.registry import LEARNERS
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
+from vlmsafe.runs.digest import COLUMN, record_digest
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import package_versions
 from vlmsafe.runs.versions import Code, code_of
@@ -192,10 +193,11 @@ class Trainer:
         return losses
 
     def record(self, episodes: list[Row], losses: Losses) -> None:
-        """Write one row for the epoch and one per episode."""
+        """Write one row for the epoch, with a digest of the state after it, and one per episode."""
         steps = self.epoch * self.config.steps_per_epoch
         figures, scored = self.constraints.figures(), self.scoring is not None
         row = epoch_row(self.epoch, steps, episodes, self.window, figures, losses, scored)
+        row[COLUMN] = record_digest(row, episodes) | self.state().digest()
         self.run.append("episodes", list(episodes))
         self.run.append("epochs", [row])
         self.display.epoch(row)
@@ -210,6 +212,11 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint from which training continues exactly."""
+        self.run.save(self.state())
+        self.saved_epoch = self.epoch
+
+    def state(self) -> Checkpoint:
+        """Everything that decides how the run continues."""
         calibration = self.scoring.calibration if self.scoring else None
         arrays = {
             **self.learner.state(),
@@ -224,8 +231,7 @@ class Trainer:
             "calibration": calibration.to_dict() if calibration else None,
             "probe": self.probe,
         }
-        self.run.save(Checkpoint(self.epoch, arrays, values))
-        self.saved_epoch = self.epoch
+        return Checkpoint(self.epoch, arrays, values)
 
     def _note_other_code(self, epoch: int) -> None:
         """Say if another version of the package or of the environment computed the run so far."""
