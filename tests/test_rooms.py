@@ -13,8 +13,9 @@ import pytest
 import vlmsafe
 
 ROOMS = (
-    "errors", "io", "numerics", "envs", "signals", "config", "learners", "analysis", "runs", "training", "evaluation",
-    "distillation", "comparison", "audit", "paper", "report", "studies", "wrapper", "doctor", "cli",
+    "errors", "io", "numerics", "envs", "signals", "config", "learners", "analysis", "runs", "training",
+    "verification", "evaluation", "distillation", "comparison", "audit", "paper", "report", "studies", "wrapper",
+    "doctor", "cli",
 )  # fmt: skip
 SOURCE = Path(vlmsafe.__file__).parent
 # A literal name in code, such as that of a module to start with `python -m`, counts as an import too.

@@ -28,7 +28,7 @@ SCORERS = ROOT / "src" / "vlmsafe" / "signals" / "scorers"
 MARKER = re.compile(r"<!-- generated: ([a-z-]+) -->")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 SUBCOMMANDS = {
-    "study": ("list", "show", "plan", "run", "status", "report"),
+    "study": ("list", "show", "plan", "run", "status", "report", "verify"),
     "prompts": ("", "show", "bench"),
     "methods": ("", "diff"),
     "published": ("", "show", "compare"),

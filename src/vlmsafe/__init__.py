@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vlmsafe.signals.scorers.api import Scorer
     from vlmsafe.studies.api import load_study, report, run_study
     from vlmsafe.training.start import resume, train
+    from vlmsafe.verification.verify import verify
     from vlmsafe.wrapper import SemanticSignals
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "run_study",
     "trace",
     "train",
+    "verify",
 ]
 
 try:
@@ -70,6 +72,7 @@ _MODULES = {
     "run_study": "vlmsafe.studies.api",
     "trace": "vlmsafe.evaluation.trace.record",
     "train": "vlmsafe.training.start",
+    "verify": "vlmsafe.verification.verify",
 }
 """The module of each public name. It is imported on first use, so that `import vlmsafe` loads no torch."""
 

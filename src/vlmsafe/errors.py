@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 EXIT_FAILED = 1  # the run could not go on: simulator, disk, numbers
 EXIT_BAD_INPUT = 2  # the request itself was wrong; nothing was started
+EXIT_WARNINGS = 3  # an audit or a verification shows less than it was asked for
+EXIT_ERRORS = 4  # an audit or a verification found that the runs do not show what they say
 EXIT_INTERRUPTED = 75  # a training run stopped by SIGINT or SIGTERM and saved (sysexits' EX_TEMPFAIL)
 EXIT_AT_ONCE = 130  # stopped by SIGINT without saving anything more, as shells count it
 

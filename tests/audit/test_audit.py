@@ -13,9 +13,8 @@ from designs.published_design import EXPECTED, UNREPORTED, write_published_desig
 from in_process import call
 
 from vlmsafe.audit import audit
-from vlmsafe.audit.findings import EXIT_ERRORS, EXIT_WARNINGS
 from vlmsafe.audit.kinds import KINDS, Severity
-from vlmsafe.errors import InputError
+from vlmsafe.errors import EXIT_ERRORS, EXIT_WARNINGS, InputError
 
 
 @pytest.fixture(scope="module")

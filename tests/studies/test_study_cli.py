@@ -126,7 +126,8 @@ def test_mistakes_are_one_line(capsys, here):
 
 def test_help_lists_the_verbs(capsys):
     text = shown(capsys)
-    assert [line.split()[0] for line in text.splitlines()[2:]] == ["list", "show", "plan", "run", "status", "report"]
+    verbs = ["list", "show", "plan", "run", "status", "report", "verify"]
+    assert [line.split()[0] for line in text.splitlines()[2:]] == verbs
 
 
 def test_the_folder_of_a_smaller_study_is_enough_to_go_on_with_it(capsys, here):

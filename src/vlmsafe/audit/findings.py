@@ -13,10 +13,8 @@ from typing import Any, Literal
 
 from vlmsafe.audit.kinds import KINDS, FindingKind, Severity
 from vlmsafe.comparison.claims import Comparison
+from vlmsafe.errors import EXIT_ERRORS, EXIT_WARNINGS
 from vlmsafe.runs.records import ArmRecord, RunRecord
-
-EXIT_WARNINGS = 3
-EXIT_ERRORS = 4
 
 SubjectScope = Literal["run", "arm", "comparison", "environment", "all"]
 

@@ -209,16 +209,12 @@ class Run:
     def restore(self) -> tuple[Checkpoint, list[str]]:
         """Cut the row files back to the newest readable checkpoint. Returns it and the problems of newer ones."""
         checkpoint, problems = newest_checkpoint(self.checkpoints)
-        # A setting that did not exist when the run began had its present default.
-        then = flatten(to_dict(TrainConfig())) | flatten(checkpoint.values["config"])
-        now = {key: value for key, value in flatten(self._settings()).items() if key not in PLACE}
-        changed = [f"{key} was {then.get(key)}, is {now[key]}" for key in now if now[key] != then.get(key)]
-        if changed:
+        if changed := self.changed_settings(checkpoint):
             raise RunError(
                 f"{self.path / CONFIG} was changed after the run began ({'; '.join(changed)}), so it cannot be "
                 "continued; undo the change, or start a new run with --config"
             )
-        if checkpoint.values["prompts"] != self._prompts():
+        if self.changed_prompts(checkpoint):
             raise RunError(
                 f"{self.path / PROMPTS} was changed after the run began, so it cannot be continued; undo the "
                 "change, or start a new run with --prompts"
@@ -229,6 +225,17 @@ class Run:
             if epoch > checkpoint.epoch:
                 path_of(self.checkpoints, epoch).unlink()
         return checkpoint, problems
+
+    def changed_settings(self, checkpoint: Checkpoint) -> list[str]:
+        """In words, the settings that config.yaml and a checkpoint give different values."""
+        # A setting that did not exist when the run began had its present default.
+        then = flatten(to_dict(TrainConfig())) | flatten(checkpoint.values["config"])
+        now = {key: value for key, value in flatten(self._settings()).items() if key not in PLACE}
+        return [f"{key} was {then.get(key)}, is {now[key]}" for key in now if now[key] != then.get(key)]
+
+    def changed_prompts(self, checkpoint: Checkpoint) -> bool:
+        """Whether prompts.yaml is not what a checkpoint remembers."""
+        return bool(checkpoint.values["prompts"] != self._prompts())
 
     def start_over(self) -> None:
         """Empty the row files of a run that has no checkpoint, because no checkpoint covers their rows."""

@@ -19,8 +19,12 @@ _PACKAGES = (
 
 def surroundings() -> dict[str, Any]:
     """Versions, revision and hardware, so that a reader knows what produced the numbers."""
+    return {"started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), **code_and_machine()}
+
+
+def code_and_machine() -> dict[str, Any]:
+    """The surroundings without the time: a run that is resumed records them again."""
     return {
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "packages": package_versions(),
         "git_revision": _git_revision(),

@@ -19,7 +19,7 @@ from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.runs.digest import COLUMN, record_digest
 from vlmsafe.runs.run import Run
-from vlmsafe.runs.surroundings import package_versions
+from vlmsafe.runs.surroundings import code_and_machine
 from vlmsafe.runs.versions import Code, code_of
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.service.spec import GivenUp
@@ -252,7 +252,7 @@ class Trainer:
         damaged = {"damaged": problems} if problems else {}
         self._note_other_code(checkpoint.epoch)
         self.run.event(
-            "resumed", epoch=checkpoint.epoch, packages=package_versions(), env_version=self.spec.version,
+            "resumed", epoch=checkpoint.epoch, **code_and_machine(), env_version=self.spec.version,
             **self._scorer_details(), **damaged,
         )  # fmt: skip
         values, arrays = checkpoint.values, checkpoint.arrays

@@ -1,4 +1,4 @@
-"""vlmsafe study: list, show, plan, run, status, report."""
+"""vlmsafe study: list, show, plan, run, status, report, verify."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from vlmsafe.cli.report import print_report
 from vlmsafe.cli.study.plan import PlanCommand, plan_verb
 from vlmsafe.cli.study.run import RunCommand, StudyChoice, run_verb
 from vlmsafe.cli.study.tables import REDRAW, Screen, cell_table, runs_table, status_table, steps_text
+from vlmsafe.cli.study.verify import StudyVerifyCommand, verify_verb
 from vlmsafe.cli.terminal import NoOptions, listing, out, parse
 from vlmsafe.errors import InputError, unknown_name
 
@@ -53,6 +54,7 @@ def study_verb(argv: list[str]) -> None:
         "run": (RunCommand, run_verb),
         "status": (StatusCommand, _status),
         "report": (StudyReportCommand, _report),
+        "verify": (StudyVerifyCommand, verify_verb),
     }
     if not argv or argv[0] in ("-h", "--help"):
         out.print("usage: vlmsafe study VERB STUDY [OPTIONS]\n")

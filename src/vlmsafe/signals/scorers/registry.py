@@ -187,7 +187,9 @@ def _python(loading: Loading) -> Scorer:
     try:
         maker = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"cannot import the scorer '{text}': {error}") from None
+        raise InputError(
+            f"cannot import the scorer '{text}': {error}; put the folder of its module on PYTHONPATH, or install it"
+        ) from None
     try:
         scorer = maker(loading.prompts)
     except VlmsafeError:

@@ -1,0 +1,1 @@
+"""Check a run: replay some of its epochs elsewhere, and compare them with what the run recorded."""
