@@ -277,6 +277,12 @@ def test_numbers_that_are_not_finite_stop_the_run_and_name_the_step(what, value,
     assert "\n" not in str(caught.value)
 
 
+def test_large_numbers_are_finite():
+    env = Scripted(length=5)
+    env.spoil = lambda step, values: values.update(observation=np.full(2, 3e38, np.float32))
+    assert len(collect(env, make_task(7, experienced())).episodes) == 2
+
+
 def test_a_reset_that_is_not_finite_is_step_zero():
     env = Scripted()
     env.spoil = lambda step, values: values.update(observation=np.full(2, np.nan, np.float32))

@@ -16,7 +16,7 @@ from vlmsafe.envs.vector.frames import Sender
 from vlmsafe.errors import EnvironmentFailure
 from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.policy import ActionMap
-from vlmsafe.numerics.normaliser import Array, Normaliser
+from vlmsafe.numerics.normaliser import Array, Normaliser, RunningNormaliser
 from vlmsafe.signals.frame_stack import FrameStack
 from vlmsafe.signals.scorers.api import InputKind, Inputs
 from vlmsafe.signals.shaping import due
@@ -82,7 +82,11 @@ class Watch:
 class ActionSource(Protocol):
     """Chooses actions: a policy, or dice."""
 
-    def sample(self, observation: Array, rng: np.random.Generator, /) -> tuple[Array, np.float32]: ...
+    def sample(self, observation: Array, rng: np.random.Generator, /) -> tuple[Array, Array]:
+        """An action and the noise it was drawn with."""
+
+    def log_probs(self, noise: Array, /) -> Array:
+        """The logarithms of the densities of actions, from their noise [N, actions]."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,12 @@ class RandomPolicy:
 
     action: int
 
-    def sample(self, observation: Array, rng: np.random.Generator) -> tuple[Array, np.float32]:
-        return rng.uniform(-1.0, 1.0, self.action).astype(np.float32), np.float32(0.0)
+    def sample(self, observation: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        action = rng.uniform(-1.0, 1.0, self.action).astype(np.float32)
+        return action, action
+
+    def log_probs(self, noise: Array) -> Array:
+        return np.zeros(len(noise), np.float32)
 
 
 @dataclass(frozen=True)
@@ -189,25 +197,18 @@ def step_episode(
             "add it to the info of every step"
         )
     reward, cost = float(reward), float(info["cost"])
-    for name, value in (("reward", reward), ("cost", cost)):
-        if not math.isfinite(value):
-            raise EnvironmentFailure(
-                f"the environment returned {name} {value} at step {step} of scenario {scenario}; "
-                "rewards and costs must be finite"
-            )
-    return (
-        _checked_observation(observation, scenario, step),
-        reward,
-        cost,
-        bool(terminated),
-        bool(truncated),
-        info,
-    )
+    if not (math.isfinite(reward) and math.isfinite(cost)):
+        name, value = ("cost", cost) if math.isfinite(reward) else ("reward", reward)
+        raise EnvironmentFailure(
+            f"the environment returned {name} {value} at step {step} of scenario {scenario}; "
+            "rewards and costs must be finite"
+        )
+    return _checked_observation(observation, scenario, step), reward, cost, bool(terminated), bool(truncated), info
 
 
 def _checked_observation(observation: Any, scenario: int, step: int) -> Array:
     array = np.array(observation, dtype=np.float32)  # a copy: an environment may reuse its array for the next step
-    if not np.isfinite(array).all():
+    if np.count_nonzero(np.isfinite(array)) < array.size:  # half the time of .all()
         raise EnvironmentFailure(
             f"the environment returned an observation with NaN or infinity at step {step} of scenario {scenario}"
         )
@@ -227,59 +228,60 @@ def collect(
     assert isinstance(env.action_space, gymnasium.spaces.Box)
     sizes = DescribeTask().run(env, tick)
     rng = np.random.default_rng(task.seed)
-    to_env = ActionMap.to(env.action_space)
-    seen = Normaliser.empty(sizes.observation)
-    running = task.normaliser.copy() if task.normaliser is not None else None
+    sample, to_env = task.policy.sample, ActionMap.to(env.action_space)
+    running = RunningNormaliser(task.normaliser) if task.normaliser is not None else None
     watcher = Watcher(env, task.watch, task.seed, sender)
 
-    def see(observation: Array) -> Array:
+    def see(raw: Array, row: Array) -> None:
         """Statistics first, then the standardised observation, as the networks expect it."""
         if running is None:
-            return observation
-        seen.update(observation)
-        running.update(observation)
-        return running.normalise(observation)
+            row[...] = raw
+        else:
+            running.see(raw, row)
 
     n = task.steps
-    observations = np.empty((n, sizes.observation), np.float32)
-    actions = np.empty((n, sizes.action), np.float32)
-    log_probs, rewards, costs = np.empty(n, np.float32), np.empty(n), np.empty(n)
+    observations = np.empty((n + 1, sizes.observation), np.float32)  # the last row is that of the share's end
+    actions, noise = (np.empty((n, sizes.action), np.float32) for _ in range(2))
+    rewards, costs = np.empty(n), np.empty(n)
     scored = np.zeros(n, np.bool_)
     path_ends, last, terminals, episodes = [], [], [], []
-    episode, state = _next_episode(env, task, rng, see)
+    episode, raw = _next_episode(env, task, rng)
+    see(raw, observations[0])
     for t in range(n):
-        action, log_prob = task.policy.sample(state, rng)
-        observations[t], actions[t], log_probs[t] = state, action, log_prob
-        raw, rewards[t], costs[t], terminated, truncated, info = step_episode(
+        action, noise[t] = sample(observations[t], rng)
+        actions[t] = action
+        raw, reward, cost, terminated, truncated, info = step_episode(
             env, to_env(action), episode.scenario, episode.length + 1
         )
-        state = see(raw)
-        episode.env_return += rewards[t]
-        episode.cost += costs[t]
+        rewards[t], costs[t] = reward, cost
+        state = observations[t + 1]
+        see(raw, state)
+        episode.env_return += reward
+        episode.cost += cost
         episode.length += 1
         scored[t] = watcher.after(episode.length, raw)
         finished = terminated or truncated
         if finished or t == n - 1 or episode.length == task.episode_limit:
             path_ends.append(t + 1)
-            last.append(state)
+            last.append(state.copy())
             terminals.append(terminated)
             episodes.append(episode.record(finished=finished, info=info))
             if t < n - 1:
-                episode, state = _next_episode(env, task, rng, see)
+                episode, raw = _next_episode(env, task, rng)
+                see(raw, state)
         if t % _TICK_STEPS == 0:
             tick(t + 1)
     tick(n)
     rollout = Rollout(
-        observations, actions, log_probs, rewards, costs,
+        observations[:n], actions, task.policy.log_probs(noise), rewards, costs,
         np.array(path_ends, np.int64), np.array(last, np.float32), np.array(terminals, np.bool_),
     )  # fmt: skip
+    seen = running.seen() if running is not None else Normaliser.empty(sizes.observation)
     return Share(rollout, seen, episodes, scored, watcher.finish())
 
 
-def _next_episode(
-    env: Env, task: CollectTask, rng: np.random.Generator, see: Callable[[Array], Array]
-) -> tuple[_Episode, Array]:
+def _next_episode(env: Env, task: CollectTask, rng: np.random.Generator) -> tuple[_Episode, Array]:
     scenario = task.scenarios.draw(rng)
     # What a scenario leaves open is drawn here and recorded, so that an episode can be repeated.
     details = {"traffic_seed": int(rng.integers(2**31))} if task.traffic else {}
-    return _Episode(scenario, details), see(begin_episode(env, scenario, details))
+    return _Episode(scenario, details), begin_episode(env, scenario, details)
