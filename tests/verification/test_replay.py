@@ -23,7 +23,7 @@ def test_the_smallest_difference_counts():
 def test_a_long_list_of_quantities_is_cut():
     names = [f"figure_{number}" for number in range(9)]
     recorded, replayed = ({"epoch": 1} | dict.fromkeys(names, value) for value in (0, 1))
-    assert "figure_1, figure_2, figure_3, figure_4 and 4 more)" in str(compare_rows(recorded, replayed))
+    assert "figure_1, figure_2, figure_3, figure_4, figure_5 and 3 more)" in str(compare_rows(recorded, replayed))
 
 
 def test_a_row_is_said_to_be_changed_only_if_the_state_is_known_to_be_equal():

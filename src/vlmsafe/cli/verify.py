@@ -57,6 +57,9 @@ def verify_verb(argv: list[str]) -> None:
 @contextmanager
 def replay_progress(text: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of the steps that a replay has made, on a terminal."""
+    if not err.is_terminal:
+        yield lambda done, total: None
+        return
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task(text, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
@@ -77,13 +80,14 @@ def show(result: Verification) -> None:
 
     out.print(Text(result.title, style="bold"))
     line("run", f"{result.run}, {result.epochs} of {result.planned} epochs")
-    kept = ", ".join(map(str, result.checkpoints)) or "none"
-    line("checkpoints", f"of epochs that match their rows: {kept}")
+    line(
+        "checkpoints", f"intact after epoch {', '.join(map(str, result.checkpoints))}" if result.checkpoints else "none"
+    )
     for place, replay in enumerate(result.replays):
         line("" if place else "replayed", str(replay))
     for note in result.notes:
         line("note", note, "yellow")
-    out.print(Padding(_surroundings(result), (1, 0, 1, 0)))
+    out.print(Padding(_surroundings(result), (1, 0, 1, 0), expand=False))
     head = Text(result.outcome, style=COLOURS[result.outcome])
     if result.outcome == "equal":
         out.print(head.append(": everything that was compared", style="default not bold"))
@@ -94,7 +98,7 @@ def show(result: Verification) -> None:
     for difference in result.differences:
         out.print(Padding(Text(str(difference)), (0, 0, 0, 2), expand=False))
     others = [one.name for one in result.surroundings if one.differs]
-    if result.differences and others:
+    if others and any(one.source == "computation" for one in result.differences):
         out.print(Text(f"the surroundings differ too, which may be the reason: {', '.join(others)}", style="yellow"))
 
 

@@ -19,6 +19,8 @@ class Difference:
     """A column of the epoch's row such as episode_cost, or `episodes`, `state`, `row`, `rows`, `checkpoint`, ..."""
     text: str
     """The finding in words, without the epoch."""
+    source: Literal["records", "computation"] = "records"
+    """Whether what the run recorded was changed, or does not fit together; or whether the run was computed otherwise."""
     in_run: Any = None
     in_replay: Any = None
 
@@ -66,7 +68,7 @@ class Verification:
     planned: int
     """Epochs that its settings ask for."""
     checkpoints: tuple[int, ...]
-    """Epochs of the kept checkpoints that match their rows."""
+    """Epochs of the kept checkpoints that fit the settings and their rows."""
     replays: tuple[Replay, ...]
     differences: tuple[Difference, ...]
     """In the order of their epochs."""
@@ -111,9 +113,10 @@ def epochs_text(first: int, last: int) -> str:
     return f"epoch {first}" if first == last else f"epochs {first} to {last}"
 
 
-def listed(words: Sequence[str]) -> str:
+def listed(names: Sequence[object], most: int = 5) -> str:
     """
-    >>> listed(["networks", "optimiser", "window"]), listed(["networks"])
-    ('networks, optimiser and window', 'networks')
+    >>> listed(["networks", "optimiser", "window"]), listed(["networks"]), listed([1, 2, 3, 4], most=2)
+    ('networks, optimiser and window', 'networks', '1, 2 and 2 more')
     """
+    words = [*map(str, names[:most]), *([f"{len(names) - most} more"] if len(names) > most else [])]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -127,7 +127,7 @@ class History:
                 if COLUMN in row and row[COLUMN].get(part) != self._record_digest(row)[part]
             ]
             if changed:
-                more = f" (nor in {len(changed) - 1} later epochs)" if len(changed) > 1 else ""
+                more = f"; the same holds for epoch {listed(changed[1:])}" if changed[1:] else ""
                 text = f"{words[part]} changed after the epoch was recorded: the digest does not match{more}"
                 yield Difference(changed[0], part, text)
 
@@ -154,7 +154,7 @@ class History:
         if not 0 < epoch <= self.last or COLUMN not in self.rows[epoch - 1]:
             return
         if parts := other_parts(self.state_after(epoch), checkpoint.digest()):
-            text = f"its {listed(parts)} do not match the digests in the epoch's row"
+            text = f"the digests of its {listed(parts)} are not those in the epoch's row"
             yield Difference(epoch, "checkpoint", text)
 
     def _end(self) -> Iterator[Difference]:

@@ -21,8 +21,6 @@ from vlmsafe.training.trainer import Trainer
 from vlmsafe.verification.answer import Difference, Replay, listed
 from vlmsafe.verification.history import History, other_parts
 
-_SHOWN = 4  # names of quantities that a sentence lists
-
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
@@ -122,27 +120,28 @@ def compare_rows(recorded: Row, replayed: Mapping[str, Any], parts: Sequence[str
     first, *others = names
     text = f"{recorded[first]} in the run, {replayed[first]} in the replay"
     if others:
-        more = len(others) - _SHOWN
-        text += f" (others that differ: {listed(others[:_SHOWN] + ([f'{more} more'] if more > 0 else []))})"
-    if not parts and COLUMN in recorded:
-        text += "; the state after the epoch is equal, so the row was changed and not the training"
-    return Difference(recorded["epoch"], first, text, recorded[first], replayed[first])
+        text += f" (others that differ: {listed(others)})"
+    if parts or COLUMN not in recorded:
+        return Difference(recorded["epoch"], first, text, "computation", recorded[first], replayed[first])
+    text += "; the state after the epoch is equal, so the row was changed and not the training"
+    return Difference(recorded["epoch"], first, text, "records", recorded[first], replayed[first])
 
 
 def compare_episodes(epoch: int, recorded: Sequence[Row], replayed: Sequence[Row]) -> Difference | None:
-    """The first quantity of an episode that differs."""
+    """The first quantity of an episode that differs, where the row of the epoch does not."""
     for place, (one, other) in enumerate(zip(recorded, replayed, strict=False), 1):
         for name in one:
             if name in other and one[name] != other[name]:
                 text = f"{name} of episode {place} is {one[name]} in the run, {other[name]} in the replay"
-                return Difference(epoch, "episodes", text, one[name], other[name])
+                return Difference(epoch, "episodes", text, "records", one[name], other[name])
     if len(recorded) != len(replayed):
         text = f"{len(recorded)} in the run, {len(replayed)} in the replay"
-        return Difference(epoch, "episodes", text, len(recorded), len(replayed))
+        return Difference(epoch, "episodes", text, "records", len(recorded), len(replayed))
     return None
 
 
 def _state(epoch: int, parts: Sequence[str]) -> Difference | None:
     if not parts:
         return None
-    return Difference(epoch, "state", f"all figures are equal, but the digests of {listed(parts)} differ")
+    text = f"all figures are equal, but the digests of {listed(parts)} differ"
+    return Difference(epoch, "state", text, "computation")
