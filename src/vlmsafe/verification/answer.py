@@ -20,7 +20,7 @@ class Difference:
     text: str
     """The finding in words, without the epoch."""
     source: Literal["records", "computation"] = "records"
-    """Whether what the run recorded was changed, or does not fit together; or whether the run was computed otherwise."""
+    """Whether the records were changed or do not fit together, or whether the run was computed otherwise."""
     in_run: Any = None
     in_replay: Any = None
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import Interrupted
@@ -101,7 +101,7 @@ class _Watch:
         if self.difference is None:
             self.difference = (
                 compare_rows(recorded, row, parts)
-                or compare_episodes(self.seen, history.episodes.get(self.seen, []), episodes)
+                or compare_episodes(self.seen, history.episodes.get(self.seen, []), episodes, parts)
                 or _state(self.seen, parts)
             )
         unknown = state is None and self.difference is not None
@@ -127,16 +127,19 @@ def compare_rows(recorded: Row, replayed: Mapping[str, Any], parts: Sequence[str
     return Difference(recorded["epoch"], first, text, "records", recorded[first], replayed[first])
 
 
-def compare_episodes(epoch: int, recorded: Sequence[Row], replayed: Sequence[Row]) -> Difference | None:
-    """The first quantity of an episode that differs, where the row of the epoch does not."""
+def compare_episodes(
+    epoch: int, recorded: Sequence[Row], replayed: Sequence[Row], parts: Sequence[str] = ()
+) -> Difference | None:
+    """The first quantity of an episode that differs, in an epoch whose row does not. `parts` are those of the state."""
+    source: Literal["records", "computation"] = "computation" if parts else "records"
     for place, (one, other) in enumerate(zip(recorded, replayed, strict=False), 1):
         for name in one:
             if name in other and one[name] != other[name]:
                 text = f"{name} of episode {place} is {one[name]} in the run, {other[name]} in the replay"
-                return Difference(epoch, "episodes", text, "records", one[name], other[name])
+                return Difference(epoch, "episodes", text, source, one[name], other[name])
     if len(recorded) != len(replayed):
         text = f"{len(recorded)} in the run, {len(replayed)} in the replay"
-        return Difference(epoch, "episodes", text, "records", len(recorded), len(replayed))
+        return Difference(epoch, "episodes", text, source, len(recorded), len(replayed))
     return None
 
 
