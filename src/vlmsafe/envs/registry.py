@@ -32,10 +32,13 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
         metrics=("route_completion",),
         prompts="metadrive",
         settings={"map": blocks, "traffic_density": density},
-        # The levels change map and traffic together; these variants change only the traffic.
         variants={
-            f"density-{other:g}": Variant(f"traffic density {other:g}", settings={"traffic_density": other})
-            for other in (0.1, 0.2, 0.35)
+            # The levels change map and traffic together; these variants change only the traffic.
+            **{
+                f"density-{other:g}": Variant(f"traffic density {other:g}", settings={"traffic_density": other})
+                for other in (0.1, 0.2, 0.35)
+            },
+            "stock": Variant("MetaDrive's own, slower code; the same trajectories", settings={"fast": False}),
         },
     )
 

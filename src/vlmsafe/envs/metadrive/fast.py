@@ -1,0 +1,64 @@
+"""MetaDrive without the work that changes nothing: the same trajectories for about a third of the time.
+
+* Traffic: see `traffic`.
+* Physics: the five physics steps of a decision are one call, so the scene graph is updated once. Wheels have no nodes
+  in it, because nothing is rendered, and the boxes around bodies that do not move are not computed again.
+* Panda's task manager is left out: it renders nothing here. Its one lasting duty, to free transforms, is done directly.
+
+`Simulator` is MetaDrive's own code; `internals` says when it has to be used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from metadrive.component.vehicle.base_vehicle import BaseVehicle
+from metadrive.utils.utils import merge_dicts
+from panda3d.core import TransformState, Vec3
+
+from vlmsafe.envs.metadrive.simulator import Simulator
+from vlmsafe.envs.metadrive.traffic import FastTraffic
+
+_STOCK_WHEEL = BaseVehicle._add_wheel
+
+
+class FastSimulator(Simulator):
+    """The simulator with faster steps."""
+
+    def setup_engine(self) -> None:
+        super().setup_engine()
+        self.engine.update_manager("traffic_manager", FastTraffic())
+        self.engine.physics_world.dynamic_world.setForceUpdateAllAabbs(False)
+        BaseVehicle._add_wheel = _bare_wheel
+
+    def close(self) -> None:
+        BaseVehicle._add_wheel = _STOCK_WHEEL
+        super().close()
+
+    def _step_simulator(self, actions: Any) -> dict[str, Any]:
+        engine = self.engine
+        before = engine.before_step(actions)
+        steps, size = self.config["decision_repeat"], self.config["physics_world_step_size"]
+        # The physics engine counts time in float32. This product is what it has counted after all steps, so that no
+        # rest is left which it would extrapolate over.
+        engine.physics_world.dynamic_world.doPhysics(float(np.float32(size) * np.float32(steps)), steps, size)
+        TransformState.garbageCollect()
+        return dict(merge_dicts(engine.after_step(), before, allow_new_keys=True, without_copy=True))
+
+
+def _bare_wheel(vehicle: Any, position: Any, radius: float, front: bool, left: bool) -> Any:
+    """A wheel as `BaseVehicle` makes it, but without a node in the scene graph that would follow it."""
+    wheel = vehicle.system.createWheel()
+    wheel.setChassisConnectionPointCs(position)
+    wheel.setFrontWheel(front)
+    wheel.setWheelDirectionCs(Vec3(0, 0, -1))
+    wheel.setWheelAxleCs(Vec3(1, 0, 0))
+    wheel.setWheelRadius(radius)
+    wheel.setMaxSuspensionTravelCm(vehicle.SUSPENSION_LENGTH)
+    wheel.setSuspensionStiffness(vehicle.SUSPENSION_STIFFNESS)
+    wheel.setWheelsDampingRelaxation(4.8)
+    wheel.setWheelsDampingCompression(1.2)
+    wheel.setFrictionSlip(0 if vehicle.config["no_wheel_friction"] else vehicle.config["wheel_friction"])
+    wheel.setRollInfluence(0.5)
+    return wheel
