@@ -108,8 +108,8 @@ def test_cars_see_the_neighbours_that_metadrive_shows_them() -> None:
                     if not 0 <= lane_index < len(lanes):
                         assert known.front_dist[place] is None
                         continue
-                    scene = manager.scene
-                    front, ahead, behind = scene.neighbours(scene.cars[vehicle], lanes[lane_index], 30)
+                    cars = manager.cars
+                    front, ahead, behind = cars.neighbours(cars[vehicle], lanes[lane_index], 30)
                     assert (front and front.vehicle) is known.front_objs[place]
                     assert (ahead, behind) == (known.front_dist[place], known.back_dist[place])
                     met += front is not None
@@ -118,11 +118,11 @@ def test_cars_see_the_neighbours_that_metadrive_shows_them() -> None:
 
 def test_a_car_in_doubtful_distance_is_looked_up_in_the_physics_engine() -> None:
     with started("metadrive-hard", scenario=111) as env:
-        scene = env._simulator.engine.traffic_manager.scene
+        cars = env._simulator.engine.traffic_manager.cars
         doubtful = 0
-        for car in list(scene.cars.values())[:20]:
+        for car in list(cars)[:20]:
             nearby = car.vehicle.lidar.get_surrounding_objects(car.vehicle)
-            for other in scene.cars.values():
+            for other in cars:
                 if other is not car:
                     assert car.sees(other) == (other.vehicle in nearby)
             doubtful += car.reached is not None

@@ -9,17 +9,17 @@ import numpy as np
 from metadrive.policy.idm_policy import IDMPolicy
 
 from vlmsafe.envs.metadrive.lanes import wrap
-from vlmsafe.envs.metadrive.neighbours import Car, Neighbours, Scene
+from vlmsafe.envs.metadrive.neighbours import Car, Cars, Neighbours
 
 
 class Driver(IDMPolicy):  # type: ignore[misc]
     """MetaDrive's driver of traffic cars, with its state and its rules."""
 
     def act(self, *args: Any, **kwargs: Any) -> list[float]:
-        scene: Scene = self.engine.traffic_manager.scene
-        car = scene.cars[self.control_object]
-        front, gap, lane = self._plan(scene, car)
-        line = scene.lanes.line(lane)
+        cars: Cars = self.engine.traffic_manager.cars
+        car = cars[self.control_object]
+        front, gap, lane = self._plan(cars, car)
+        line = cars.lanes.line(lane)
         along, aside = line.place(car.x, car.y)
         theta = heading_of(self.control_object)
         steering = self.heading_pid.get_result(-wrap(line.heading(along + 1) - theta))
@@ -28,11 +28,11 @@ class Driver(IDMPolicy):  # type: ignore[misc]
         self.action_info["action"] = action
         return action
 
-    def _plan(self, scene: Scene, car: Car) -> tuple[Car | None, float, Any]:
+    def _plan(self, cars: Cars, car: Car) -> tuple[Car | None, float, Any]:
         """The car to follow, the distance to it, and the lane to steer for."""
         on_route = self.move_to_next_road()
         lane, reach = self.routing_target_lane, self.MAX_LONG_DIST
-        front, ahead, _ = in_lane = scene.neighbours(car, lane, reach)
+        front, ahead, _ = in_lane = cars.neighbours(car, lane, reach)
         if not (on_route and self.enable_lane_change):
             return front, ahead, lane
         navigation = self.control_object.navigation
@@ -40,7 +40,7 @@ class Driver(IDMPolicy):  # type: ignore[misc]
 
         def beside(offset: int) -> Neighbours | None:
             exists = 0 <= index + offset < len(lanes)
-            return scene.neighbours(car, lanes[index + offset], reach) if exists else None
+            return cars.neighbours(car, lanes[index + offset], reach) if exists else None
 
         allowed = self._lanes_that_go_on(lanes, navigation.next_ref_lanes)
         self.available_routing_index_range = list(allowed)

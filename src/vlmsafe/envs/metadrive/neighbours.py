@@ -7,7 +7,7 @@ them, and the physics engine is asked only where the distance leaves a doubt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vlmsafe.envs.metadrive.lanes import Lanes
@@ -47,16 +47,22 @@ class Car:
         return other.vehicle in self.reached
 
 
-class Scene:
+class Cars:
     """All vehicles between two steps, by lane."""
 
     def __init__(self, vehicles: Iterable[Any], lanes: Lanes) -> None:
         self.lanes = lanes
-        self.cars = {vehicle: Car(vehicle) for vehicle in vehicles}
+        self._cars = {vehicle: Car(vehicle) for vehicle in vehicles}
         self._by_lane: dict[Any, list[tuple[float, float, Car]]] = {}
-        for car in self.cars.values():
+        for car in self._cars.values():
             self._by_lane.setdefault(car.lane, []).append((car.x, car.y, car))
         self._related: dict[Any, list[tuple[Car, bool, bool]]] = {}
+
+    def __getitem__(self, vehicle: Any) -> Car:
+        return self._cars[vehicle]
+
+    def __iter__(self) -> Iterator[Car]:
+        return iter(self._cars.values())
 
     def along(self, car: Car) -> float:
         """How far the car is along its own lane."""

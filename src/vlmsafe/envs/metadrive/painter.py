@@ -22,6 +22,7 @@ from vlmsafe.envs.metadrive.scene import axes
 _FRAME_SIZE = 256  # pixels; what the paper gives the vision-language model
 _SCALE = 4.0  # pixels per metre: the frame is 64 m across
 _CROP_SIZE = 2 * math.ceil(_FRAME_SIZE / math.sqrt(2))  # a square that covers the frame at any heading
+_OUT_OF_VIEW = _CROP_SIZE / math.sqrt(2) / _SCALE + 1.0  # metres: beyond the corners of the crop
 _EGO_COLOUR = "#029e73"
 # The palette MetaDrive's renderer takes traffic from.
 _TRAFFIC_COLOURS = ["#0173b2", "#de8f05", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
@@ -63,16 +64,20 @@ def draw_frame(roads: Any, ego: Any, traffic: Iterable[Any]) -> Frame:
     for box, colour in _boxes(ego, traffic):
         pygame.draw.polygon(screen, colour, box)
         pygame.draw.polygon(screen, "#3c3c3c", box, width=1)
-    pixels: Frame = pygame.surfarray.array3d(screen)  # [x, y, RGB]
-    return np.ascontiguousarray(pixels.transpose(1, 0, 2))
+    pixels = bytearray(pygame.image.tobytes(screen, "RGB"))  # writable, row by row
+    return np.frombuffer(pixels, np.uint8).reshape(_FRAME_SIZE, _FRAME_SIZE, 3)
 
 
 def _boxes(ego: Any, traffic: Iterable[Any]) -> Iterator[tuple[list[tuple[float, float]], str]]:
     """Corners in pixels and colour of every car in view, the agent's own last and so on top."""
     ahead, left = axes(ego.heading_theta)
     to_screen = -_SCALE * np.stack([left, ahead])  # the screen's x goes right, its y down
+    here = ego.position
     for car in [*traffic, ego]:
-        centre = to_screen @ (car.position - ego.position)
+        dx, dy = away = car.position - here
+        if dx * dx + dy * dy > _OUT_OF_VIEW**2:
+            continue  # most cars, and cheaper to tell than below
+        centre = to_screen @ away
         if np.abs(centre).max() > _CROP_SIZE / 2:
             continue
         along, across = axes(car.heading_theta)

@@ -16,7 +16,7 @@ from panda3d.core import BitMask32, Point3
 
 from vlmsafe.envs.metadrive.driver import Driver, control, heading_of, limited
 from vlmsafe.envs.metadrive.lanes import Lanes
-from vlmsafe.envs.metadrive.neighbours import Scene
+from vlmsafe.envs.metadrive.neighbours import Cars
 from vlmsafe.envs.metadrive.simulator import SeededTraffic
 
 LANE_SURFACE = BitMask32.bit(5)  # lanes have this bit and painted lines do not
@@ -26,10 +26,10 @@ class FastTraffic(SeededTraffic):
     """Moves the traffic cars as `PGTrafficManager` does."""
 
     _lanes: Lanes | None = None
-    _scene: Scene | None = None
+    _cars: Cars | None = None
 
     def reset(self) -> Any:
-        self._lanes = self._scene = None
+        self._lanes = self._cars = None
         return super().reset()
 
     def add_policy(self, object_id: str, policy_class: type, *args: Any, **kwargs: Any) -> Any:
@@ -42,12 +42,12 @@ class FastTraffic(SeededTraffic):
         return self._lanes
 
     @property
-    def scene(self) -> Scene:
+    def cars(self) -> Cars:
         """The vehicles as the last step left them."""
-        if self._scene is None:
+        if self._cars is None:
             agents = self.engine.agent_manager.active_agents.values()
-            self._scene = Scene([*self.spawned_objects.values(), *agents], self.lanes)
-        return self._scene
+            self._cars = Cars([*self.spawned_objects.values(), *agents], self.lanes)
+        return self._cars
 
     def before_step(self) -> dict[str, Any]:
         self._start_waiting_cars()
@@ -66,7 +66,7 @@ class FastTraffic(SeededTraffic):
                     self._traffic_vehicles += list(self.get_objects(started.vehicles).values())
 
     def after_step(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        self._scene = None
+        self._cars = None
         world = self.engine.physics_world.static_world
         for vehicle in self._traffic_vehicles:
             self._localise(vehicle, world)
