@@ -50,6 +50,14 @@ def test_a_row_that_was_removed_is_found(run, place):
     assert not History.of(run).in_order
 
 
+def test_episodes_of_an_epoch_without_a_row_are_found_unless_a_killed_process_left_them(run):
+    edit_rows(run, "episodes", lambda rows: rows.append(rows[-1] | {"epoch": 7}))
+    assert found(run) == []
+    edit_rows(run, "episodes", lambda rows: rows.append(rows[-1] | {"epoch": 9}))
+    ((epoch, quantity, _),) = found(run)
+    assert (epoch, quantity) == (7, "episodes")
+
+
 def test_rows_that_end_before_the_checkpoints_are_found(run):
     edit_rows(run, "epochs", lambda rows: rows.pop())
     edit_rows(run, "episodes", lambda rows: rows.__setitem__(slice(None), [r for r in rows if r["epoch"] < EPOCHS]))

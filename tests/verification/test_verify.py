@@ -1,7 +1,10 @@
 """A replay finds what was changed in a run, names it, and changes nothing itself."""
 
 import json
+import os
+import signal
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -200,3 +203,23 @@ def test_a_run_that_is_training_can_be_verified(run):
         before = tree_digest(run.path)
         assert vlmsafe.verify(Run.open(run.path), epochs=1).outcome == "equal"
         assert tree_digest(run.path) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_replay_and_leaves_nothing_behind(run, tmp_path, monkeypatch, number):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    before = tree_digest(run.path)
+    with pytest.raises(KeyboardInterrupt):
+        vlmsafe.verify(run, on_steps=lambda done, total: os.kill(os.getpid(), number))
+    assert list(temporary.iterdir()) == []
+    assert tree_digest(run.path) == before
+
+
+def test_progress_counts_the_steps_of_both_replays(run):
+    seen = []
+    vlmsafe.verify(run, epochs=1, on_steps=lambda done, total: seen.append((done, total)))
+    assert {total for _, total in seen} == {400}
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1] == (400, 400)

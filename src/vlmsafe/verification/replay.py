@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import Interrupted
 from vlmsafe.io.disk import make_directory
-from vlmsafe.io.interrupts import StopRequest
+from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.runs.checkpoint import Checkpoint, save_checkpoint
 from vlmsafe.runs.digest import COLUMN
 from vlmsafe.runs.layout import ROW_FILES
@@ -20,6 +19,8 @@ from vlmsafe.training.setup import set_up
 from vlmsafe.training.trainer import Trainer
 from vlmsafe.verification.answer import Difference, Replay, listed
 from vlmsafe.verification.history import History, other_parts
+
+_SEEN_ENOUGH = "the end of the replay"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +52,20 @@ def replay(
     """
     config = _config(history.run.config, make_directory(folder), service)
     prompts = history.run.prompts()
-    stop = StopRequest()
-    setup = set_up(config, prompts, stop)
-    scorer = setup.scorer.describe() if setup.scorer is not None else {}
-    run = Run.create(config, prompts)
-    if start is not None:
-        # The row files of the replay begin here; the checkpoint knows the sizes of the run's.
-        values = start.values | {"row_files": dict.fromkeys(ROW_FILES, 0)}
-        save_checkpoint(run.checkpoints, dataclasses.replace(start, values=values), config.checkpoint.keep)
-    watch = _Watch(history, run, until, stop, on_steps)
-    with suppress(Interrupted):  # by the watch, which has seen enough
-        Trainer(run, setup, watch, stop).train()
+    with stop_on_signals() as stop:
+        try:
+            setup = set_up(config, prompts, stop)
+            scorer = setup.scorer.describe() if setup.scorer is not None else {}
+            run = Run.create(config, prompts)
+            if start is not None:
+                # The row files of the replay begin here; the checkpoint knows the sizes of the run's.
+                values = start.values | {"row_files": dict.fromkeys(ROW_FILES, 0)}
+                save_checkpoint(run.checkpoints, dataclasses.replace(start, values=values), config.checkpoint.keep)
+            watch = _Watch(history, run, until, stop, on_steps)
+            Trainer(run, setup, watch, stop).train()
+        except Interrupted:
+            if stop.reason != _SEEN_ENOUGH:
+                raise KeyboardInterrupt from None  # there is nothing to save or to continue
     first = 0 if start is None else start.epoch
     return Replayed(Replay(first, watch.seen), watch.difference, frozenset(watch.absent), scorer)
 
@@ -105,8 +109,8 @@ class _Watch:
                 or _state(self.seen, parts)
             )
         unknown = state is None and self.difference is not None
-        if parts or unknown or self.seen >= self._until:
-            self._stop.reason = "the end of the replay"
+        if (parts or unknown or self.seen >= self._until) and not self._stop.requested:
+            self._stop.reason = _SEEN_ENOUGH
 
     def note(self, text: str) -> None:
         pass  # notes on training are for those who train
