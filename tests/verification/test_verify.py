@@ -179,6 +179,17 @@ def test_a_run_with_a_scorer_that_learns_or_is_calibrated_is_equal(tmp_path, met
     assert "signal" in run.rows("epochs")[0]["digest"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env", "needs"),
+    [("metadrive-easy", "metadrive"), ("formula-one-l0", "mujoco"), ("bullet-car-reach", "pybullet")],
+)
+def test_a_run_in_a_simulator_is_equal(tmp_path, env, needs):
+    pytest.importorskip(needs)
+    result = vlmsafe.verify(make_run(tmp_path / "run", env=env, total_steps=60, steps_per_epoch=60))
+    assert (result.outcome, len(result.replays)) == ("equal", 1), result.summary
+
+
 def test_a_scorer_that_cannot_be_loaded_here_is_said_in_one_line(tmp_path, monkeypatch):
     scorer = "python:frame_scorer:FrameScorer"
     run = make_run(tmp_path / "run", method="vlm-ppo-lag", signal={"scorer": scorer, "prompts": "metadrive"})
