@@ -156,8 +156,8 @@ def make_policy(seed: int, dimension: int, actions: int) -> Policy:
 @given(seeds, st.integers(1, 4))
 def test_a_samples_log_probability_is_torchs(seed, actions):
     policy, observation = make_policy(seed, 3, actions), np.random.default_rng(seed).normal(size=3).astype(np.float32)
-    action, noise = policy.sample(observation, np.random.default_rng(seed))
-    log_prob = policy.log_probs(noise[None])[0]
+    noise = policy.draw(np.random.default_rng(seed), 1)
+    action, log_prob = policy.act(observation, noise[0]), policy.log_probs(noise)[0]
     mean, deviation = torch.tensor(policy.mean(observation)), torch.tensor(policy.log_std).exp()
     expected = torch.distributions.Normal(mean, deviation).log_prob(torch.tensor(action)).sum()
     assert log_prob == pytest.approx(expected.item(), rel=1e-4, abs=1e-4)
@@ -183,32 +183,31 @@ def test_acting_gives_the_numbers_of_the_plain_formulas(seed, actions):
     rows = rng.normal(size=(5, 3)).astype(np.float32)
     low, high = rng.uniform(-3, 0, actions).astype(np.float32), rng.uniform(0, 3, actions).astype(np.float32)
     to_env, std = ActionMap(low, high), np.exp(policy.log_std)
-    sampling, draws = (np.random.default_rng(seed) for _ in range(2))
-    samples = [policy.sample(row, sampling) for row in rows]
-    log_probs = policy.log_probs(np.stack([noise for _, noise in samples]))
-    for row, (action, noise), log_prob in zip(rows, samples, log_probs, strict=True):
+    draws = np.random.default_rng(seed)
+    noise = policy.draw(np.random.default_rng(seed), len(rows))
+    for row, ours, log_prob in zip(rows, noise, policy.log_probs(noise), strict=True):
         drawn = draws.standard_normal(actions, dtype=np.float32)
         hidden = row
         for weight, bias in policy.layers[:-1]:
             hidden = np.tanh(weight @ hidden + bias)
         mean = policy.layers[-1][0] @ hidden + policy.layers[-1][1]
         expected = mean + std * drawn
-        np.testing.assert_array_equal(noise, drawn)
+        np.testing.assert_array_equal(ours, drawn)
         np.testing.assert_array_equal(policy.mean(row), mean)
-        np.testing.assert_array_equal(action, expected)
+        np.testing.assert_array_equal(policy.act(row, ours), expected)
         assert log_prob == np.sum(-0.5 * drawn * drawn - policy.log_std - np.float32(0.5 * np.log(2 * np.pi)))
         scaled = low * (0.5 - 0.5 * expected) + high * (0.5 + 0.5 * expected)
-        np.testing.assert_array_equal(to_env(action), np.clip(scaled, low, high))
+        np.testing.assert_array_equal(to_env(expected), np.clip(scaled, low, high))
 
 
 def test_samples_follow_the_mean_and_deviation_and_the_seed():
     policy, observation = make_policy(0, 3, 2), np.ones(3, np.float32)
     rng = np.random.default_rng(1)
-    samples = np.array([policy.sample(observation, rng)[0] for _ in range(4000)])
+    samples = np.array([policy.act(observation, noise) for noise in policy.draw(rng, 4000)])
     np.testing.assert_allclose(samples.mean(axis=0), policy.mean(observation), atol=5 * np.exp(0.5) / np.sqrt(4000))
     np.testing.assert_allclose(samples.std(axis=0), np.exp(policy.log_std), rtol=0.06)
-    again = policy.sample(observation, np.random.default_rng(1))
-    np.testing.assert_array_equal(again[0], samples[0])
+    again = policy.act(observation, policy.draw(np.random.default_rng(1), 1)[0])
+    np.testing.assert_array_equal(again, samples[0])
 
 
 finite = st.floats(-1e3, 1e3, width=32)

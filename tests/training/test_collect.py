@@ -18,7 +18,7 @@ from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.numerics.normaliser import Normaliser
-from vlmsafe.training.collect import CollectTask, DescribeTask, Dimensions, Share, collect
+from vlmsafe.training.collect import CollectTask, DescribeTask, Dimensions, RandomPolicy, Share, collect
 
 SPEEDING = env_spec("speeding")
 POOL = Scenarios(100, 50)
@@ -126,6 +126,22 @@ def test_stored_observations_are_those_acted_upon(normaliser):
     np.testing.assert_allclose(
         rollout.log_probs, normal.log_prob(torch.tensor(rollout.actions)).sum(dim=1), rtol=1e-3, atol=1e-3
     )
+
+
+@pytest.mark.parametrize("length", [5, 300])
+@pytest.mark.parametrize("dice", [False, True], ids=["policy", "dice"])
+def test_noise_drawn_in_blocks_is_that_of_single_draws(length, dice):
+    """Episodes and actions draw from one generator in turn, whether an episode is shorter than a block or longer."""
+    task = make_task(700, traffic=True)
+    if dice:
+        task = dataclasses.replace(task, policy=RandomPolicy(1))
+    share, rng, scenarios, actions = collect(Scripted(length=length), task), np.random.default_rng(task.seed), [], []
+    for t, observation in enumerate(share.rollout.observations):
+        if t % length == 0:
+            scenarios.append((POOL.draw(rng), int(rng.integers(2**31))))
+        actions.append(task.policy.act(observation, task.policy.draw(rng, 1)[0]))
+    np.testing.assert_array_equal(share.rollout.actions, actions)
+    assert [(row["scenario"], row["traffic_seed"]) for row in share.episodes] == scenarios
 
 
 @pytest.mark.parametrize("start", [Normaliser.empty(2), experienced()], ids=["empty", "experienced"])

@@ -40,14 +40,17 @@ class Policy:
         output: Array = weight.dot(hidden)
         return np.add(output, bias, output)
 
-    def sample(self, observation: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        """A random action and the standard normal noise in it, from which `log_probs` computes its density."""
-        noise = rng.standard_normal(len(self.log_std), dtype=np.float32)
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        """Standard normal noise [count, actions] for random actions. Rows drawn together equal rows drawn in turn."""
+        return rng.standard_normal((count, len(self.log_std)), dtype=np.float32)
+
+    def act(self, observation: Array, noise: Array) -> Array:
+        """The random action that a row of noise makes."""
         action = self.mean(observation)
-        return np.add(action, self._std * noise, action), noise
+        return np.add(action, self._std * noise, action)
 
     def log_probs(self, noise: Array) -> Array:
-        """[N]: the logarithms of the densities of actions that were drawn with `noise` [N, actions]."""
+        """[N]: the logarithms of the densities of the actions that `noise` [N, actions] made."""
         densities: Array = np.sum(-0.5 * noise * noise - self.log_std - np.float32(LOG_SQRT_2PI), axis=1)
         return densities
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from vlmsafe.signals.scorers.api import InputKind, Inputs
 from vlmsafe.signals.shaping import due
 
 _TICK_STEPS = 16
+_BLOCK_STEPS = 256  # steps for which noise is drawn at once
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,11 @@ class Watch:
 class ActionSource(Protocol):
     """Chooses actions: a policy, or dice."""
 
-    def sample(self, observation: Array, rng: np.random.Generator, /) -> tuple[Array, Array]:
-        """An action and the noise it was drawn with."""
+    def draw(self, rng: np.random.Generator, count: int, /) -> Array:
+        """Noise for that many actions, [count, actions], equal to as many draws of one."""
+
+    def act(self, observation: Array, noise: Array, /) -> Array:
+        """The action that a row of noise makes."""
 
     def log_probs(self, noise: Array, /) -> Array:
         """The logarithms of the densities of actions, from their noise [N, actions]."""
@@ -95,12 +100,41 @@ class RandomPolicy:
 
     action: int
 
-    def sample(self, observation: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-        action = rng.uniform(-1.0, 1.0, self.action).astype(np.float32)
-        return action, action
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.uniform(-1.0, 1.0, (count, self.action)).astype(np.float32)
+
+    def act(self, observation: Array, noise: Array) -> Array:
+        return noise
 
     def log_probs(self, noise: Array) -> Array:
         return np.zeros(len(noise), np.float32)
+
+
+class _Noise:
+    """The noise of a share's actions, drawn in blocks, because a draw costs much the same for one row or for many.
+
+    Episodes draw from the same generator. So a block comes from a copy of the generator, and `catch_up` brings the
+    generator to where draws of single rows would have left it.
+    """
+
+    def __init__(self, source: ActionSource, rng: np.random.Generator, steps: int, action: int) -> None:
+        self.rows = np.empty((steps, action), np.float32)
+        self._source, self._rng = source, rng
+        self._drawn_to = self._caught_up_to = 0
+
+    def at(self, step: int) -> Array:
+        """The row of a step of the share; steps follow each other."""
+        if step == self._drawn_to:
+            self.catch_up(step)
+            self._drawn_to = min(step + _BLOCK_STEPS, len(self.rows))
+            block = self._source.draw(copy.deepcopy(self._rng), self._drawn_to - step)
+            self.rows[step : self._drawn_to] = block
+        return self.rows[step]
+
+    def catch_up(self, step: int) -> None:
+        """Rows up to this step, exclusively, were used; what was drawn beyond them is drawn anew."""
+        self._source.draw(self._rng, step - self._caught_up_to)
+        self._drawn_to = self._caught_up_to = step
 
 
 @dataclass(frozen=True)
@@ -228,28 +262,20 @@ def collect(
     assert isinstance(env.action_space, gymnasium.spaces.Box)
     sizes = DescribeTask().run(env, tick)
     rng = np.random.default_rng(task.seed)
-    sample, to_env = task.policy.sample, ActionMap.to(env.action_space)
+    act, to_env = task.policy.act, ActionMap.to(env.action_space)
     running = RunningNormaliser(task.normaliser) if task.normaliser is not None else None
+    see = running.see if running is not None else _copy
     watcher = Watcher(env, task.watch, task.seed, sender)
-
-    def see(raw: Array, row: Array) -> None:
-        """Statistics first, then the standardised observation, as the networks expect it."""
-        if running is None:
-            row[...] = raw
-        else:
-            running.see(raw, row)
-
     n = task.steps
+    noise = _Noise(task.policy, rng, n, sizes.action)
     observations = np.empty((n + 1, sizes.observation), np.float32)  # the last row is that of the share's end
-    actions, noise = (np.empty((n, sizes.action), np.float32) for _ in range(2))
-    rewards, costs = np.empty(n), np.empty(n)
+    actions, rewards, costs = np.empty((n, sizes.action), np.float32), np.empty(n), np.empty(n)
     scored = np.zeros(n, np.bool_)
     path_ends, last, terminals, episodes = [], [], [], []
     episode, raw = _next_episode(env, task, rng)
     see(raw, observations[0])
     for t in range(n):
-        action, noise[t] = sample(observations[t], rng)
-        actions[t] = action
+        actions[t] = action = act(observations[t], noise.at(t))
         raw, reward, cost, terminated, truncated, info = step_episode(
             env, to_env(action), episode.scenario, episode.length + 1
         )
@@ -267,17 +293,23 @@ def collect(
             terminals.append(terminated)
             episodes.append(episode.record(finished=finished, info=info))
             if t < n - 1:
+                noise.catch_up(t + 1)
                 episode, raw = _next_episode(env, task, rng)
                 see(raw, state)
         if t % _TICK_STEPS == 0:
             tick(t + 1)
     tick(n)
     rollout = Rollout(
-        observations[:n], actions, task.policy.log_probs(noise), rewards, costs,
+        observations[:n], actions, task.policy.log_probs(noise.rows), rewards, costs,
         np.array(path_ends, np.int64), np.array(last, np.float32), np.array(terminals, np.bool_),
     )  # fmt: skip
     seen = running.seen() if running is not None else Normaliser.empty(sizes.observation)
     return Share(rollout, seen, episodes, scored, watcher.finish())
+
+
+def _copy(raw: Array, out: Array) -> None:
+    """What the networks see without a normaliser."""
+    out[...] = raw
 
 
 def _next_episode(env: Env, task: CollectTask, rng: np.random.Generator) -> tuple[_Episode, Array]:
