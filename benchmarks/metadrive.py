@@ -127,7 +127,7 @@ def _driver(name: str, env: Any, rng: np.random.Generator) -> Act:
 
     def act(observation: NDArray[np.float32]) -> NDArray[Any]:
         seen = observation if normaliser is None else normaliser.normalise(observation)
-        return to_env(policy.sample(seen, rng)[0])
+        return to_env(policy.sample(seen, rng))
 
     return act
 

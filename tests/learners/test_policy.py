@@ -206,7 +206,7 @@ def test_samples_follow_the_mean_and_deviation_and_the_seed():
     samples = np.array([policy.act(observation, noise) for noise in policy.draw(rng, 4000)])
     np.testing.assert_allclose(samples.mean(axis=0), policy.mean(observation), atol=5 * np.exp(0.5) / np.sqrt(4000))
     np.testing.assert_allclose(samples.std(axis=0), np.exp(policy.log_std), rtol=0.06)
-    again = policy.act(observation, policy.draw(np.random.default_rng(1), 1)[0])
+    again = policy.sample(observation, np.random.default_rng(1))
     np.testing.assert_array_equal(again, samples[0])
 
 

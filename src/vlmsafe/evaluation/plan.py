@@ -95,7 +95,7 @@ class EpisodeTask:
         if self.action_seed is None:
             return self.policy.mean
         rng = np.random.default_rng((*self.action_seed, episode))
-        return lambda state: self.policy.act(state, self.policy.draw(rng, 1)[0])
+        return lambda state: self.policy.sample(state, rng)
 
     def run(self, env: Env, tick: Callable[[int], None]) -> list[Row]:
         """One row per episode, with the environment's own return and cost and no signal."""

@@ -49,6 +49,10 @@ class Policy:
         action = self.mean(observation)
         return np.add(action, self._std * noise, action)
 
+    def sample(self, observation: Array, rng: np.random.Generator) -> Array:
+        """A random action."""
+        return self.act(observation, self.draw(rng, 1)[0])
+
     def log_probs(self, noise: Array) -> Array:
         """[N]: the logarithms of the densities of the actions that `noise` [N, actions] made."""
         densities: Array = np.sum(-0.5 * noise * noise - self.log_std - np.float32(LOG_SQRT_2PI), axis=1)
