@@ -3,7 +3,7 @@
 import pytest
 from verified_runs import EPOCHS, change_checkpoint, edit_rows, without_digests
 
-from vlmsafe.errors import InputError
+from vlmsafe.errors import InputError, RunError
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of
 from vlmsafe.runs.run import Run
 from vlmsafe.verification.history import History
@@ -133,6 +133,12 @@ def test_a_run_without_digests_is_read_and_said_to_have_none(run):
 def test_a_missing_row_file_is_named(run, name):
     (run.path / f"{name}.jsonl").unlink()
     with pytest.raises(InputError, match=rf"no complete run: {name}.jsonl missing"):
+        History.of(run)
+
+
+def test_a_digest_of_another_kind_is_damage(run):
+    edit_rows(run, "epochs", lambda rows: rows[2].__setitem__("digest", "abc"))
+    with pytest.raises(RunError, match="expected digests by part in the row of epoch 3, got 'abc'"):
         History.of(run)
 
 

@@ -177,6 +177,7 @@ def test_a_run_with_a_scorer_that_learns_or_is_calibrated_is_equal(tmp_path, met
     result = vlmsafe.verify(run, epochs=1)
     assert result.outcome == "equal", result.summary
     assert "signal" in run.rows("epochs")[0]["digest"]
+    assert not any(one.differs for one in result.surroundings + vlmsafe.verify(run, epochs=0).surroundings)
 
 
 @pytest.mark.slow

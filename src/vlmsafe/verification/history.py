@@ -54,6 +54,12 @@ class History:
             raise InputError(
                 f"{run.path} has no finished epoch yet: epochs.jsonl is empty; continue it with: {run.resume_command}"
             )
+        for row in rows:
+            if not isinstance(row.get(COLUMN, {}), dict):
+                raise RunError(
+                    f"{run.path / 'epochs.jsonl'} is damaged: expected digests by part in the row of epoch "
+                    f"{row['epoch']}, got {row[COLUMN]!r}"
+                )
         episodes: dict[int, list[Row]] = {}
         for row in run.rows("episodes"):
             episodes.setdefault(row["epoch"], []).append(row)

@@ -19,6 +19,7 @@ from vlmsafe.verification.replay import Replayed, replay
 
 EPOCHS = 2
 """Epochs that are replayed at each end of a run unless a number is given."""
+_SCORER = "scorer's "
 
 
 def verify(
@@ -120,17 +121,18 @@ def compare_surroundings(history: History, found: Sequence[Replayed] = ()) -> It
     scorer = {"scorer": found[0].scorer} if found else {}
     now = _named(code_and_machine() | {"env_version": history.run.config.spec.version} | scorer)
     for name in {**then, **now}:
-        yield Surrounding(name, ", then ".join(then.get(name, ["not recorded"])), now.get(name, "not present"))
+        if found or not name.startswith(_SCORER):  # without a replay, no scorer was loaded
+            yield Surrounding(name, ", then ".join(then.get(name, ["not recorded"])), now.get(name, "not present"))
 
 
 def _named(record: Mapping[str, Any]) -> dict[str, str]:
     """Surroundings under the names that people use, as text."""
-    scorer = record.get("scorer")
+    packages, scorer = (found if isinstance(found := record.get(name), dict) else {} for name in ("packages", "scorer"))
     values = {
-        **record.get("packages", {}),
+        **packages,
         "revision": record.get("git_revision"),
         "environment version": record.get("env_version"),
         **{name: record.get(name) for name in ("python", "system", "processor")},
-        **{f"scorer's {name}": value for name, value in (scorer or {}).items() if name != "name"},
+        **{f"{_SCORER}{name}": value for name, value in scorer.items() if name != "name"},
     }
     return {name: str(value) for name, value in values.items() if value is not None}
