@@ -7,6 +7,7 @@ opened, and everything about fresh processes runs in others.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import hashlib
 import json
 import math
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -287,6 +289,15 @@ def test_a_second_environment_in_a_process_is_refused_until_the_first_is_closed(
     with pytest.raises(EnvironmentFailure, match="one environment per process"):
         first.reset(seed=0)
     second.step(AHEAD)
+
+
+def test_a_closed_engine_is_freed(make: MakeEnv) -> None:
+    env = make()
+    env.reset(seed=0)
+    engine = weakref.ref(env._simulator.engine)
+    env.reset(seed=0)
+    gc.collect()
+    assert engine() is None
 
 
 def test_an_interrupt_during_a_step_reaches_the_callers_handler(make: MakeEnv) -> None:

@@ -18,15 +18,17 @@ from metadrive.policy.idm_policy import IDMPolicy
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
-from vlmsafe.envs.metadrive.driver import Driver
-from vlmsafe.envs.metadrive.fast import FastSimulator
 from vlmsafe.envs.metadrive.internals import difference
 from vlmsafe.envs.metadrive.painter import draw_frame, draw_roads
 from vlmsafe.envs.metadrive.scene import Nearby, SolidLines, facts_of, look_around, solid_lines
 from vlmsafe.envs.metadrive.simulator import OrderedLidar, Simulator
 from vlmsafe.errors import EnvironmentFailure, InputError
 
-if difference() is not None:
+if difference() is None:
+    from vlmsafe.envs.metadrive.driver import Driver
+    from vlmsafe.envs.metadrive.fast import FastSimulator
+    from vlmsafe.envs.metadrive.reuse import Reuse
+else:
     # Printed where the module is imported: once for all workers, which their server forks.
     print(f"MetaDrive runs at its own speed: {difference()}; the results are the same", file=sys.stderr, flush=True)
 
@@ -79,6 +81,7 @@ class MetaDrive(Env):
         }
         self._scenarios = scenarios
         self._randomise = randomise
+        self._reuse = Reuse(scenarios.size) if self._fast else None
         self._start()
         self.observation_space = self._simulator.observation_space
         self.action_space = self._simulator.action_space
@@ -107,6 +110,8 @@ class MetaDrive(Env):
             self._start()
         self._used, self._roads, self._lines, self._events = True, None, None, {}
         self._simulator.engine.traffic_manager.traffic_seed = info.get("traffic_seed")
+        if self._fast:
+            self._simulator.reuse = self._reuse if self.isolate else None
         observation, _ = self._simulator.reset(seed=scenario)
         return observation, info
 

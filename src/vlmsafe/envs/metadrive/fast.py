@@ -3,6 +3,7 @@
 * Traffic: see `traffic`.
 * Physics: the five physics steps of a decision are one call, so the scene graph is updated once. Wheels have no nodes
   in it, because nothing is rendered, and the boxes around bodies that do not move are not computed again.
+* Resets: see `reuse`.
 * Panda's task manager is left out: it renders nothing here. Its one lasting duty, to free transforms, is done directly.
 
 `Simulator` is MetaDrive's own code; `internals` says when it has to be used.
@@ -10,6 +11,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from metadrive.component.vehicle.base_vehicle import BaseVehicle
 from metadrive.utils.utils import merge_dicts
 from panda3d.core import TransformState, Vec3
 
+from vlmsafe.envs.metadrive.maps import KeptMaps
+from vlmsafe.envs.metadrive.reuse import Reuse
 from vlmsafe.envs.metadrive.simulator import Simulator
 from vlmsafe.envs.metadrive.traffic import FastTraffic
 
@@ -24,10 +28,13 @@ _STOCK_WHEEL = BaseVehicle._add_wheel
 
 
 class FastSimulator(Simulator):
-    """The simulator with faster steps."""
+    """The simulator with faster steps and resets."""
+
+    reuse: Reuse | None = None  # set before each reset; a reset of an engine in use takes nothing from it
 
     def setup_engine(self) -> None:
         super().setup_engine()
+        self.engine.update_manager("map_manager", KeptMaps())
         self.engine.update_manager("traffic_manager", FastTraffic())
         self.engine.physics_world.dynamic_world.setForceUpdateAllAabbs(False)
         BaseVehicle._add_wheel = _bare_wheel
@@ -35,6 +42,11 @@ class FastSimulator(Simulator):
     def close(self) -> None:
         BaseVehicle._add_wheel = _STOCK_WHEEL
         super().close()
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        self.engine.map_manager.store = None if self.reuse is None else self.reuse.maps
+        with nullcontext() if self.reuse is None else self.reuse.resetting():
+            return super().reset(*args, **kwargs)
 
     def _step_simulator(self, actions: Any) -> dict[str, Any]:
         engine = self.engine
