@@ -44,7 +44,7 @@ from vlmsafe.runs.run import Run
 PROMISED = {"hard": 2.0, "medium": 1.8, "easy": 1.5}
 PROMISED_RESET = 2.0
 VARIANTS = ("", "density-0.1", "density-0.35")
-EPISODES_PER_TASK = 4  # in one process, so that a reset after an episode is measured too
+EPISODES_PER_TASK = 3  # in one process, so that a reset after an episode is measured too
 HELD = 10  # steps for which a random action is held; shorter and the car hardly moves
 
 
@@ -157,14 +157,13 @@ def compare(options: Options, console: Console) -> int:
     ]
     os.environ["PYTHONHASHSEED"] = "0"
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        results = []
-        for done, driven in enumerate(pool.map(drive, tasks), 1):
-            results.append(driven)
-            print(f"{done} of {len(tasks)} tasks", file=sys.stderr, flush=True)
-    pairs: dict[str, list[tuple[Driven, Driven]]] = defaultdict(list)
-    for index in range(0, len(tasks), 2):
-        level = tasks[index + 1].env.removeprefix("metadrive-").partition(":")[0]
-        pairs[level] += zip(results[index], results[index + 1], strict=True)
+        pairs: dict[str, list[tuple[Driven, Driven]]] = defaultdict(list)
+        driven = pool.map(drive, tasks)
+        for index, (task, stock, fast) in enumerate(zip(tasks[1::2], driven, driven, strict=True), 1):
+            pairs[task.env.removeprefix("metadrive-").partition(":")[0]] += zip(stock, fast, strict=True)
+            equal = sum(one.digest == other.digest for one, other in zip(stock, fast, strict=True))
+            line = f"{index} of {len(tasks) // 2}: {task.env}, {Path(task.driver).name}: {equal} of {task.count} equal"
+            print(line, file=sys.stderr, flush=True)
     return _report(pairs, len(drivers), console)
 
 
