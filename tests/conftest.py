@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import vlmsafe  # isort: skip  # noqa: F401 - first: it pins the kernels, before tests load numpy
+
 import hypothesis
 import pytest
 

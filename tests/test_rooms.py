@@ -13,7 +13,7 @@ import pytest
 import vlmsafe
 
 ROOMS = (
-    "errors", "io", "numerics", "envs", "signals", "config", "learners", "analysis", "runs", "training",
+    "kernels", "errors", "io", "numerics", "envs", "signals", "config", "learners", "analysis", "runs", "training",
     "verification", "evaluation", "distillation", "comparison", "audit", "paper", "report", "studies", "wrapper",
     "doctor", "cli",
 )  # fmt: skip

@@ -19,6 +19,8 @@ import types
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from vlmsafe import kernels
+
 if TYPE_CHECKING:
     from vlmsafe.audit.auditor import audit
     from vlmsafe.config.settings import TrainConfig
@@ -51,6 +53,8 @@ __all__ = [
     "train",
     "verify",
 ]
+
+kernels.pin()  # first: it has no effect on libraries that are loaded already
 
 try:
     __version__ = metadata.version("vlmsafe")

@@ -65,6 +65,7 @@ configs = st.builds(
     frame_indicators=st.booleans(),
     fresh_workers=st.sampled_from(["auto", "always", "never"]),
     max_worker_restarts=_count,
+    kernels=st.sampled_from(["baseline", "native"]),
     tensorboard=st.booleans(),
     learner=_learners,
     multiplier=_multipliers,
@@ -87,7 +88,7 @@ def _replace(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 def test_the_strategies_cover_every_setting():
     """A field added to the run's configuration must be added to the round trips here."""
-    assert len(dataclasses.fields(TrainConfig)) == 18
+    assert len(dataclasses.fields(TrainConfig)) == 19
 
 
 @quick

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import vlmsafe
+from vlmsafe import kernels
 from vlmsafe.cli.terminal import err, out
 from vlmsafe.errors import EXIT_AT_ONCE, VlmsafeError, unknown_name
 
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         verb, rest = argv[0], argv[1:]
         if verb not in VERBS:
             raise unknown_name("command", verb, VERBS)
+        if arguments is None:
+            # Before a verb loads libraries. Training the embedded scorer uses every core and claims no exact repeats.
+            kernels.choose("native" if verb == "embedded" else kernels.wanted_by(rest))
         module, function = VERBS[verb][0].split(":")
         getattr(importlib.import_module(f"vlmsafe.cli.{module}"), function)(rest)
     except VlmsafeError as error:

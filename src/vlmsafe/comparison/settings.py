@@ -18,7 +18,7 @@ _KNOWN = tuple(flatten(to_dict(TrainConfig())))
 _PLACE = ("env", "method", "seed", "run_dir")
 # Results do not depend on these settings. They say where and how often to save, and how to compute fast.
 _NO_EFFECT = (
-    "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "fresh_workers",
+    "kernels", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "fresh_workers",
     "signal.scoring", "signal.device", "signal.batch", "signal.compile", "signal.service", "signal.service_wait",
 )  # fmt: skip
 _OF_ALGORITHM = {

@@ -187,9 +187,11 @@ def config_from(settings: Mapping[str, Any], source: str = "settings", method_na
     return from_dict({**settings, "method": name}, method_defaults(name), source)
 
 
-def config_from_yaml(path: Path, method_name: str | None = None) -> TrainConfig:
-    """A run configuration from a YAML file, such as a run's own config.yaml."""
-    settings = read_yaml(path)
+def config_from_yaml(
+    path: Path, method_name: str | None = None, before: Mapping[str, Any] | None = None
+) -> TrainConfig:
+    """A run configuration from a YAML file, such as a run's own config.yaml; `before` has values it may leave out."""
+    settings = {**(before or {}), **read_yaml(path)}
     # A run's own config.yaml also records its versions and its directory, which are not settings.
     if settings.pop("recorded", None) is not None:
         settings.pop("run_dir", None)

@@ -27,6 +27,7 @@ from vlmsafe.config.bounds import (
 from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
+from vlmsafe.kernels import Kernels
 from vlmsafe.signals.prompts import shipped_prompts
 from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.service.spec import parse_address
@@ -243,6 +244,8 @@ class TrainConfig:
     """Whether workers start anew each epoch: 'auto' does so where the simulator needs it for exact repeats."""
     max_worker_restarts: NonNegativeInt = 3
     """How often a crashed worker is restarted within one epoch before the run gives up."""
+    kernels: Kernels = "baseline"
+    """Machine code that computes: 'baseline' gives the same numbers on every x86-64 with AVX2, 'native' is faster."""
     tensorboard: bool = False
     """Whether epochs are also written as TensorBoard events, under tensorboard/ in the run directory."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)

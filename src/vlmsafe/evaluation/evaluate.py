@@ -8,10 +8,12 @@ from typing import Any
 
 import polars as pl
 
+from vlmsafe import kernels
 from vlmsafe.analysis.statistics import CATASTROPHE
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import EpisodeTask, Plan, Row
 from vlmsafe.evaluation.resume import UnfinishedEvaluation
+from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table, write_table
@@ -59,6 +61,13 @@ def evaluate(
     Episodes that the table already holds, or that an interrupted evaluation finished, are not run again if policy,
     protocol, environment and versions are the same. `overwrite` runs the episodes of the table again.
     """
+    run = run if isinstance(run, Run) else Run.open(run)
+    if not kernels.fit(run.config.kernels):
+        return call_in_child(
+            run.config.kernels, evaluate, run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
+            allow_untrained=allow_untrained, overwrite=overwrite,
+            callbacks={"on_episode": on_episode, "on_note": on_note},
+        )  # fmt: skip
     plan = Plan.of(
         run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
         allow_untrained=allow_untrained, on_note=on_note,

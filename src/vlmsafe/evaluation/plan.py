@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import gymnasium
 import numpy as np
 
+from vlmsafe import kernels
 from vlmsafe.envs.api import Env, EnvSpec
 from vlmsafe.envs.vector.frames import Reader, Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, Task, WorkerPool
@@ -202,6 +203,8 @@ class Plan:
             "checkpoint_epoch": self.checkpoint.epoch,
             "policy": _policy_digest(self.checkpoint),
             "packages": package_versions(),
+            # Named only if they are pinned, so that tables of before keep their fingerprint.
+            **({"kernels": "baseline"} if kernels.in_effect() == "baseline" else {}),
         }
 
     @property

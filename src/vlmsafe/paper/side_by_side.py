@@ -68,7 +68,7 @@ _OWN_UNITS = {"arrival_pct": "%", "length": "steps"}
 
 # Settings that say where and how fast a run was made, or that the paper leaves open (the number of simulators).
 _NO_RESULT = re.compile(
-    r"run_dir|seed|env|method|num_envs|fresh_workers|max_worker_restarts|tensorboard|checkpoint\..*"
+    r"run_dir|seed|env|method|num_envs|fresh_workers|max_worker_restarts|kernels|tensorboard|checkpoint\..*"
     r"|signal\.(device|compile|batch|scoring|service|service_wait)"
 )
 

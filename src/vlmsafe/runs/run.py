@@ -35,6 +35,8 @@ from vlmsafe.signals.prompts import PromptSet, load_prompts
 
 Row = dict[str, Any]
 Status = Literal["finished", "running", "stopped early", "untrained"]
+BEFORE_CHOICES = {"kernels": "native"}
+"""Settings whose present default is not what runs had before the setting existed."""
 _NUMBERS = {
     "epochs": (
         "epoch", "episodes", "env_return", "shaped_return", "bonus", "episode_cost", "budget", "multiplier",
@@ -95,7 +97,7 @@ class Run:
             nearby = [str(p.parent) for p in sorted(path.glob(f"**/{CONFIG}"))[:3]] if path.is_dir() else []
             hint = f"; did you mean {' or '.join(nearby)}?" if nearby else ""
             raise InputError(f"{path} is not a run directory: it has no {CONFIG}{hint}")
-        config = config_from_yaml(path / CONFIG)
+        config = config_from_yaml(path / CONFIG, before=BEFORE_CHOICES)
         # The directory may have been moved since the file was written, so its present place counts.
         return cls(path, TrainConfig(**{**vars(config), "run_dir": path}).resolved())
 
@@ -228,8 +230,8 @@ class Run:
 
     def changed_settings(self, checkpoint: Checkpoint) -> list[str]:
         """In words, the settings that config.yaml and a checkpoint give different values."""
-        # A setting that did not exist when the run began had its present default.
-        then = flatten(to_dict(TrainConfig())) | flatten(checkpoint.values["config"])
+        # A setting that did not exist when the run began had its present default, with few exceptions.
+        then = flatten(to_dict(TrainConfig())) | BEFORE_CHOICES | flatten(checkpoint.values["config"])
         now = {key: value for key, value in flatten(self._settings()).items() if key not in PLACE}
         return [f"{key} was {then.get(key)}, is {now[key]}" for key in now if now[key] != then.get(key)]
 

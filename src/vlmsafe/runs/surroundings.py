@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from vlmsafe import kernels
+
 _PACKAGES = (
     "vlmsafe", "numpy", "torch", "transformers", "gymnasium", "metadrive-simulator", "mujoco", "pybullet",
     "bullet-safety-gym",
@@ -27,6 +29,7 @@ def code_and_machine() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": package_versions(),
+        "kernels": kernels.in_effect(),
         "git_revision": _git_revision(),
         "system": platform.platform(),
         "processor": _processor(),

@@ -52,8 +52,17 @@ class Code:
 
 def code_of(run: Run) -> list[Code]:
     """The code that started a run, then the code that resumed it each time."""
-    resumed = (event for event in run.events() if event.get("event") == "resumed")
-    return [Code.recorded(record) for record in (run.recorded(), *resumed)]
+    return [Code.recorded(record) for record in _records(run)]
+
+
+def kernels_of(run: Run) -> str:
+    """The kernels that computed a run last. Runs that recorded none were computed before kernels could be pinned."""
+    return str(_records(run)[-1].get("kernels", "native"))
+
+
+def _records(run: Run) -> list[dict[str, Any]]:
+    """What was recorded when the run began, and each time it was resumed."""
+    return [run.recorded(), *(event for event in run.events() if event.get("event") == "resumed")]
 
 
 def other_code(run: Run) -> str | None:

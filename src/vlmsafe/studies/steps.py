@@ -33,7 +33,7 @@ _NAMED = 3  # the most differences that an error names
 # These settings say where a run is kept, how often it is saved and on what device it is computed. Runs that differ in
 # nothing else are equal.
 NO_RESULT = PLACE | frozenset(
-    ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device")
+    ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device", "kernels")
 )
 
 

@@ -6,10 +6,12 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from vlmsafe import kernels
 from vlmsafe.config.methods import check_method, config_from
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.envs.vector.pool import WorkerError
 from vlmsafe.errors import InputError, Interrupted, RunError, VlmsafeError
+from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.io.locks import DirectoryLock
@@ -25,6 +27,8 @@ from vlmsafe.training.trainer import Trainer
 def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings: Any) -> Run:
     """Train a new run to its end and return it.
 
+    Where numpy or torch was imported before vlmsafe, a child process computes, so that the run gets its kernels.
+
     >>> train(env="speeding", method="ppo-lag", total_steps=40_000)  # doctest: +SKIP
     """
     if config is not None and settings:
@@ -33,6 +37,8 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
     check_method(chosen)
     check_display(chosen)
     assert chosen.run_dir is not None
+    if not kernels.fit(chosen.kernels):
+        return call_in_child(chosen.kernels, train, chosen, quiet=quiet)
     prompts = load_prompts(chosen.signal.prompts) if chosen.signal.prompts else None
     with stop_on_signals() as stop:
         # Before anything is written, so that an environment or a scorer that cannot be had leaves no run.
@@ -49,6 +55,8 @@ def resume(
     The scorer may have moved: `service` is the address of a scoring service, and "" means the run's own process.
     """
     run = Run.open(path)
+    if not kernels.fit(run.config.kernels):
+        return call_in_child(run.config.kernels, resume, path, quiet=quiet, service=service, service_wait=service_wait)
     signal = run.config.signal
     moved = dataclasses.replace(
         signal,

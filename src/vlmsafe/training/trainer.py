@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vlmsafe import kernels
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerCrash, WorkerPool
 from vlmsafe.errors import Interrupted, RunError
 from vlmsafe.io.interrupts import StopRequest
@@ -20,7 +21,7 @@ from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.runs.digest import COLUMN, record_digest
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import code_and_machine
-from vlmsafe.runs.versions import Code, code_of
+from vlmsafe.runs.versions import Code, code_of, kernels_of
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.signals.shaping import Shaped
@@ -91,6 +92,8 @@ class Trainer:
         else:
             self.run.start_over()
             self.run.event("started", **self._scorer_details())
+            if kernels.in_effect() != self.config.kernels:
+                self.display.note(kernels.unavailable() or kernels.REFUSED)
             for note in self.scoring.scorer.notes(self.config.env) if self.scoring else []:
                 self.display.note(note)
             if self.config.frame_indicators and self.spec.frames:
@@ -243,6 +246,11 @@ class Trainer:
         if other:
             self.run.event("code changed", epoch=epoch, reason=other)
             self.display.note(f"resuming a run of other code: {other}; its epochs so far are kept")
+        if (then := kernels_of(self.run)) != (now := kernels.in_effect()):
+            self.display.note(
+                f"resuming with {now} kernels a run that was computed with {then} kernels; its numbers may differ from "
+                f"those of an uninterrupted run. {kernels.unavailable() or kernels.REFUSED}"
+            )
 
     def _continue(self) -> None:
         """Restore what `save` wrote."""

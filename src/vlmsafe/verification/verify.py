@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vlmsafe import kernels
 from vlmsafe.errors import InputError, VlmsafeError
+from vlmsafe.io.child import call_in_child
 from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import code_and_machine
@@ -39,7 +41,12 @@ def verify(
     """
     if epochs < 0:
         raise InputError(f"epochs is {epochs}; expected 0 or more")
-    history = History.of(run if isinstance(run, Run) else Run.open(run))
+    run = run if isinstance(run, Run) else Run.open(run)
+    if not kernels.fit(run.config.kernels):
+        return call_in_child(
+            run.config.kernels, verify, run, epochs=epochs, service=service, callbacks={"on_steps": on_steps}
+        )
+    history = History.of(run)
     recorded = history.differences()
     plan = _plan(history, epochs, history.matching()) if history.in_order else []
     found, obstacle = _replay_all(history, plan, service, on_steps)
@@ -132,7 +139,7 @@ def _named(record: Mapping[str, Any]) -> dict[str, str]:
         **packages,
         "revision": record.get("git_revision"),
         "environment version": record.get("env_version"),
-        **{name: record.get(name) for name in ("python", "system", "processor")},
+        **{name: record.get(name) for name in ("kernels", "python", "system", "processor")},
         **{f"{_SCORER}{name}": value for name, value in scorer.items() if name != "name"},
     }
     return {name: str(value) for name, value in values.items() if value is not None}

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from vlmsafe import kernels
 from vlmsafe.analysis.auc import auc
 from vlmsafe.envs.api import Env
 from vlmsafe.envs.registry import env_spec
@@ -26,6 +27,7 @@ from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gate_levels, gated_scorers
 from vlmsafe.evaluation.plan import EpisodeTask, Plan
+from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.traces import write_trace
@@ -185,6 +187,19 @@ def trace(
             raise InputError(f"{name} is {value}; it must be at least 1")
     if frames and not write:
         raise InputError("frames are kept in the run directory; pass write=True with frames=True")
+    run = run if isinstance(run, Run) else Run.open(run)
+    if not kernels.fit(run.config.kernels):
+        if not isinstance(scorers, Scorer | Mapping):
+            return call_in_child(
+                run.config.kernels, trace, run, tuple(scorers), protocol_name, episodes=episodes, epoch=epoch,
+                processes=processes, every=every, prompts=prompts, device=device, facts=facts, frames=frames,
+                batch=batch, service=service, indicators=indicators, allow_untrained=allow_untrained, write=write,
+                callbacks={"on_episode": on_episode, "on_note": on_note},
+            )  # fmt: skip
+        on_note(
+            f"the scorers are objects of this process, so it traces with its own {kernels.in_effect()} kernels and not "
+            f"with the run's {run.config.kernels} ones; pass names of scorers, or import vlmsafe before numpy and torch"
+        )
     plan = Plan.of(
         run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
         allow_untrained=allow_untrained, on_note=on_note,
@@ -306,6 +321,7 @@ def _about(plan: Plan, scorers: Mapping[str, GatedScorer], every: int) -> dict[s
         "indicators": bool(plan.spec.indicators),
         "every": every,
         "fingerprint": plan.fingerprint,
+        "kernels": kernels.in_effect(),
         "scorers": [one.describe(_prefix(name)) for name, one in scorers.items()],
     }
 

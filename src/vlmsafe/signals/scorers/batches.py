@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.api import COSINE_RULES, Inputs, Scorer, Similarities, check_frames, check_options
 from vlmsafe.signals.scorers.device import find_device
+from vlmsafe.signals.scorers.threads import in_portions
 
 T = TypeVar("T")
 _recording = threading.Lock()  # torch's compiler does not support two threads
@@ -97,7 +98,11 @@ def overlapped(begun: Iterable[Callable[[], T]]) -> list[T]:
 
 def alone(embed: Embed, parts: Sequence[Part]) -> list[Similarities]:
     """Compute every part as a batch of its own, on the CPU."""
-    return [_compare(embed(_tensor(frames)), texts).numpy() for frames, texts in parts]
+
+    def similarities(texts: Tensor, frames: Tensor) -> Tensor:
+        return _compare(embed(frames), texts)
+
+    return [in_portions(functools.partial(similarities, texts), _tensor(frames)).numpy() for frames, texts in parts]
 
 
 def together(embed: Embed, parts: Sequence[Part], batch: int) -> list[Similarities]:

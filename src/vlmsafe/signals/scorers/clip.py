@@ -30,6 +30,7 @@ from vlmsafe.signals.scorers.batches import DualEncoder, Part, Pipeline, alone, 
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, revision_of
 from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
+from vlmsafe.signals.scorers.threads import one_if_pinned
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -287,7 +288,7 @@ def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Ten
             raise InputError(
                 f"the prompt '{prompt}' has {count} tokens, and the model '{model}' reads at most {longest}; shorten it"
             )
-    with torch.inference_mode():
+    with torch.inference_mode(), one_if_pinned():
         if siglip:  # it was trained on texts padded to the full length, with attention to the padding
             tokens = tokenizer(
                 texts, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"

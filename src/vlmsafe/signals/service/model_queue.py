@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Inputs, Scorer, Similarities, check_scorer, check_similarities, failure_of
+from vlmsafe.signals.scorers.threads import computing_with
 from vlmsafe.signals.service.spec import ModelSpec, NotShared, ServiceStopped
 
 Make = Callable[[ModelSpec, PromptSet | None], Scorer]
@@ -96,13 +96,13 @@ class Model:
                 self._scorers[self.first] = self._loading.result()  # raises if it could not be loaded
             if reading not in self._scorers:
                 one = next(iter(self._scorers.values()))
-                with _computing_with(reading.threads):
+                with computing_with(reading.threads):
                     shared = one.with_prompts(reading.prompts) if reading.prompts is not None else None
                 self._scorers[reading] = shared if shared is not None else self._load(reading)
             return self._scorers[reading]
 
     def _load(self, reading: Reading) -> Scorer:
-        with _computing_with(reading.threads):
+        with computing_with(reading.threads):
             scorer = self._make(self.spec, reading.prompts)
         check_scorer(scorer)
         if scorer.looks_at != "frame":
@@ -190,7 +190,7 @@ class Model:
         """Compute one block after another, each with the scorer for its own prompts."""
         while (piece := self._take_block()) is not None:
             client = piece.block.client
-            with _computing_with(client.threads):
+            with computing_with(client.threads):
                 begun = self._begin(client.scorer, [piece])
                 if begun is not None:
                     self._deliver(*begun)
@@ -328,19 +328,6 @@ def _count(pieces: list[_Piece]) -> int:
 
 def _least_served(clients: Iterable[Client]) -> Client:
     return min(clients, key=lambda client: client.served)
-
-
-@contextmanager
-def _computing_with(threads: int) -> Iterator[None]:
-    """Let the calling thread compute with so many threads on the CPU; other threads are not affected."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _settle(future: Future[Similarities], outcome: Similarities | BaseException) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 from vlmsafe.errors import InputError
+from vlmsafe.io.child import ask_when_parent_dies
 from vlmsafe.io.disk import disk_errors, make_directory
 from vlmsafe.studies.launch.api import Command, Handle, Launcher
 
 _SHARE_OF_MEMORY = 0.9  # the rest is for other programs on the machine
-_PR_SET_PDEATHSIG = 1
 
 
 class LocalLauncher(Launcher):
@@ -94,7 +92,7 @@ def start_process(
         env=environment,
         cwd=folder,
         start_new_session=not same_session,
-        preexec_fn=_ask_when_parent_dies(),
+        preexec_fn=ask_when_parent_dies(),
     )
 
 
@@ -107,25 +105,6 @@ def stop_process(process: subprocess.Popen[bytes], now: bool) -> None:
             os.killpg(process.pid, signal.SIGKILL)  # and the simulators it started
         else:
             process.terminate()
-
-
-def _ask_when_parent_dies() -> Callable[[], None] | None:
-    """A function that a child calls before it starts, so that it gets SIGTERM when this process dies for any reason.
-
-    Nothing is imported or looked up after the fork. On systems other than Linux children outlive a killed study, and
-    the next one waits for them.
-    """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent died before the call above
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return ask
 
 
 def usable_cores() -> int:

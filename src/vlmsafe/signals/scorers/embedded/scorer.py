@@ -21,6 +21,7 @@ from vlmsafe.signals.scorers.batches import DualEncoder, Part, Pipeline, alone
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.network import Embedding, load
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
+from vlmsafe.signals.scorers.threads import one_if_pinned
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -70,7 +71,7 @@ class EmbeddedScorer(DualEncoder):
     def _read(self, prompts: PromptSet) -> None:
         tokens, unknown = Tokenizer(self._model.words, self._model.longest).encode(prompts.texts)
         self._unknown = list(dict.fromkeys(word for words in unknown for word in words))
-        with torch.inference_mode():
+        with torch.inference_mode(), one_if_pinned():
             self._texts = self._model.text(tokens.to(self._device)).T
 
     def with_prompts(self, prompts: PromptSet) -> EmbeddedScorer:
