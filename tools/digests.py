@@ -3,9 +3,9 @@
     python tools/digests.py [--only speeding formula-one] [--out here.json] [--against there.json]
     python tools/digests.py --emulate
 
-Trains short runs, each with `vlmsafe train` in a process of its own, and prints one digest per run: of its epochs' rows,
-which hold digests of the networks and of all other state. Runs whose simulator is not installed are left out. Carry the
-file of --out to another machine and give it as --against there.
+Trains short runs, each with `vlmsafe train` in a process of its own, and prints one digest per run: of the rows of its
+epochs, which hold digests of the networks and of all other state. Runs whose simulator is not installed are left out.
+Carry the file of --out to another machine and give it as --against there.
 
 With --emulate every run is trained again with what another machine could have in its environment: settings that make
 each library take the code of another CPU, other numbers of threads, other hash seeds. With baseline kernels all digests

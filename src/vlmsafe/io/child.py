@@ -24,7 +24,7 @@ from multiprocessing import connection
 from typing import Any, TextIO
 
 from vlmsafe import kernels
-from vlmsafe.errors import RunError
+from vlmsafe.errors import RunError, VlmsafeError
 
 _PR_SET_PDEATHSIG = 1
 # The path first: vlmsafe itself may be found only where this process found it.
@@ -102,7 +102,8 @@ def _rebuilt(kind: type[BaseException], arguments: tuple[Any, ...], state: dict[
     error = kind.__new__(kind, *arguments)
     error.args = arguments
     error.__dict__.update(state)
-    error.add_note(f"In the process that computed it:\n{text}")
+    if not isinstance(error, VlmsafeError):  # a defect, so it matters where it happened
+        error.add_note(f"In the process that computed it:\n{text}")
     return error
 
 
