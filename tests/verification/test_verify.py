@@ -12,6 +12,7 @@ import yaml
 from verified_runs import change_checkpoint, edit_rows, make_run, tree_digest, without_digests
 
 import vlmsafe
+from vlmsafe import kernels
 from vlmsafe.errors import EXIT_ERRORS, EXIT_WARNINGS, InputError
 from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of
@@ -126,6 +127,18 @@ def test_another_version_of_a_package_is_named_and_the_run_is_replayed(run):
     other = {one.name: one.in_run for one in result.surroundings if one.differs}
     assert other == {"numpy": "1.26.4", "processor": "another processor"}
     assert json.loads(json.dumps(result.to_dict()))["outcome"] == "equal"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["baseline", "native"])
+def test_a_run_is_replayed_with_its_own_kernels(tmp_path, chosen):
+    seen = []
+    run = make_run(tmp_path / "run", kernels=chosen)
+    result = vlmsafe.verify(run, epochs=1, on_steps=lambda done, total: seen.append(done))
+    (surrounding,) = [one for one in result.surroundings if one.name == "kernels"]
+    expected = "native" if kernels.unavailable() else chosen
+    assert (result.outcome, surrounding.in_run, surrounding.here) == ("equal", expected, expected)
+    assert seen[-1] == 400
 
 
 def test_an_interrupted_and_resumed_run_is_equal_and_names_what_it_was_resumed_with(run):

@@ -13,7 +13,7 @@ from vlmsafe import kernels
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.io.child import call_in_child
 from vlmsafe.runs.checkpoint import Checkpoint
-from vlmsafe.runs.run import Run
+from vlmsafe.runs.run import BEFORE_CHOICES, Run
 from vlmsafe.runs.surroundings import code_and_machine
 from vlmsafe.verification.answer import Replay, Surrounding, Verification, epochs_text, listed
 from vlmsafe.verification.history import History
@@ -37,7 +37,8 @@ def verify(
     at least `epochs` back, else the oldest. Compared are all figures of each epoch and episode, and the digest of the
     state after each epoch. Without a replay it is checked that rows, digests, checkpoints and settings fit together;
     with `epochs=0` nothing else is done. The scorer of the run is loaded here unless `service` is the address of a
-    scoring service. `on_steps` is told the environment steps done, and their number in all.
+    scoring service. `on_steps` is told the environment steps done, and their number in all. The replay uses the run's
+    kernels; where this process has others, a child process computes it.
     """
     if epochs < 0:
         raise InputError(f"epochs is {epochs}; expected 0 or more")
@@ -120,7 +121,7 @@ def compare_surroundings(history: History, found: Sequence[Replayed] = ()) -> It
     """Versions and machine of the run, also of each time it was resumed, and of this process."""
     begun = [event for event in history.events if event.get("event") in ("started", "resumed")]
     then: dict[str, list[str]] = {}
-    for record in (history.run.recorded(), *begun):
+    for record in (BEFORE_CHOICES | history.run.recorded(), *begun):
         for name, value in _named(record).items():
             values = then.setdefault(name, [])
             if values[-1:] != [value]:
