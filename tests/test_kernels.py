@@ -117,8 +117,19 @@ def test_every_library_complies_without_a_warning():
 
 
 def test_a_process_that_loaded_a_library_is_left_alone():
-    code = "import os, numpy; before = dict(os.environ); import vlmsafe; print(before == dict(os.environ))"
+    code = (
+        "import os, numpy; before = dict(os.environ); import vlmsafe;"
+        "print(before | {'VLMSAFE_KERNELS': 'native'} == dict(os.environ))"
+    )
     assert python(code, **HOSTILE) == "True\n"
+
+
+def test_the_workers_of_a_script_that_loads_numpy_first_are_native_too(native, tmp_path):
+    code = (
+        f"import numpy, sys, vlmsafe; vlmsafe.train(run_dir=sys.argv[1], quiet=True, kernels='native', **{SETTINGS!r})"
+    )
+    python(code, tmp_path / "run")
+    assert (tmp_path / "run" / "epochs.jsonl").read_text() == (native / "epochs.jsonl").read_text()
 
 
 def test_a_child_with_native_kernels_has_the_users_variables():

@@ -55,7 +55,9 @@ REFUSED = (
 def pin() -> None:
     """Pin this process and those it starts, unless a library is loaded already or VLMSAFE_KERNELS says native."""
     loaded = any(name in sys.modules for name in _LIBRARIES)
-    if os.environ.get(_CHOICE) != "native" and not loaded and unavailable() is None:
+    if loaded:
+        os.environ.setdefault(_CHOICE, "native")  # so that its worker processes compute with the same code
+    elif os.environ.get(_CHOICE) != "native" and unavailable() is None:
         _change({_CHOICE: "baseline", _BEFORE: json.dumps(_before(os.environ))} | _variables())
 
 
