@@ -11,17 +11,19 @@ import pytest
 pytest.importorskip("metadrive")
 
 from metadrive.component.lane.circular_lane import CircularLane
+from metadrive.component.lane.straight_lane import StraightLane
 from metadrive.utils.config import Config
+from metadrive.utils.pg.utils import check_lane_on_road
 from metadrive.utils.random_utils import get_np_random
 
 from vlmsafe.envs.api import Scenarios
-from vlmsafe.envs.metadrive.reuse import Generators, Reuse, deep_copy
+from vlmsafe.envs.metadrive.reuse import BoundingBoxes, Generators, Reuse, deep_copy
 from vlmsafe.envs.registry import env_spec
 
 SMALL, LARGE = Scenarios(0, 20), Scenarios(0, 10_000)
 
 
-def episodes(name: str, pool: Scenarios, resets: list[tuple[int, int]], steps: int = 25) -> list[Any]:
+def episodes(name: str, pool: Scenarios, resets: list[tuple[int, int]], steps: int = 15) -> list[Any]:
     """All that a sequence of short episodes gave, in one environment."""
     env: Any = env_spec(name).make(pool)
     seen: list[Any] = []
@@ -136,3 +138,24 @@ def test_a_place_on_a_circle_is_metadrives_bit_for_bit() -> None:
         stock = [lane.position(*place) for place in places]
         with Reuse(20).resetting():
             assert [lane.position(*place) for place in places] == stock
+
+
+def test_a_new_lane_crosses_the_roads_that_it_crosses_in_metadrive() -> None:
+    env: Any = env_spec("metadrive-hard").make(SMALL)
+    rng = np.random.default_rng(0)
+    try:
+        env.reset(seed=3, options={"traffic_seed": 0})
+        roads = env._simulator.current_map.road_network
+        answers = set()
+        for radius in range(20, 60, 2):
+            start, turn = rng.uniform(-200, 200, 2), rng.uniform(-3, 3)
+            ahead = start + 40 * np.array([np.cos(turn), np.sin(turn)])
+            for lane in (StraightLane(start, ahead), CircularLane(tuple(start), radius, turn, 1.5)):
+                for factor in (-0.95, 0, 2.2):
+                    stock = check_lane_on_road(roads, lane, factor, ignore_intersection_checking=False)
+                    ours = BoundingBoxes().crossed(roads, lane, factor, ignore_intersection_checking=False)
+                    assert ours == stock
+                    answers.add(stock)
+        assert answers == {True, False}
+    finally:
+        env.close()

@@ -25,12 +25,15 @@ from metadrive.component.block.base_block import BaseBlock
 from metadrive.component.lane.circular_lane import CircularLane
 from metadrive.component.lane.straight_lane import StraightLane
 from metadrive.component.navigation_module import node_network_navigation
+from metadrive.component.pgblock import create_pg_block_utils, intersection, ramp
 from metadrive.component.road_network import node_road_network
+from metadrive.constants import Decoration
 from metadrive.utils import config as configs
 from metadrive.utils import random_utils
 from metadrive.utils.math import Vector
 from metadrive.utils.pg import utils as lane_utils
 
+from vlmsafe.envs.metadrive.lanes import line_of
 from vlmsafe.envs.metadrive.maps import MapStore
 from vlmsafe.envs.metadrive.roads import plan
 
@@ -55,6 +58,7 @@ class Reuse:
         self._generators = Generators()
         self._boxes = BoundingBoxes()
         copying = SimpleNamespace(deepcopy=deep_copy, copy=copy.copy)
+        block_makers = (create_pg_block_utils, intersection, ramp)
         random_users = (base_object, randomizable, pg_space, BIG, node_network_navigation)
         self.replacements = [
             Replacement(configs, "copy", copying),
@@ -64,6 +68,7 @@ class Reuse:
             Replacement(CircularLane, "position", _position_on_circle),
             Replacement(BaseBlock, "_create_in_world", _plan_bodies),
             *(Replacement(owner, "get_lanes_bounding_box", self._boxes) for owner in (lane_utils, node_road_network)),
+            *(Replacement(owner, "check_lane_on_road", self._boxes.crossed) for owner in block_makers),
             *(Replacement(owner, "get_np_random", self._generators) for owner in random_users),
         ]
 
@@ -118,7 +123,9 @@ def _update(
         return _stock_update(self, new_dict, allow_add_new_key, stop_recursive_update)
     for key, value in new_dict.items():
         old = items.get(key, _MISSING)
-        if type(old) is Config and type(value) is Config:
+        if type(value) in _PLAIN and (old is _MISSING or old is None or type(old) is type(value)):
+            items[key] = self.__dict__[key] = value
+        elif type(old) is Config and type(value) is Config:
             _update(old, value, allow_add_new_key)
         elif _fits(old, value, allow_add_new_key):
             items[key] = self.__dict__[key] = deep_copy(value)
@@ -192,9 +199,47 @@ class BoundingBoxes:
 
     def __call__(self, lanes: list[Any], extra_lateral: float = 3) -> Any:
         key = (extra_lateral, *_geometry(lanes[0]), *_geometry(lanes[-1]))
-        if key not in self._boxes:
-            self._boxes[key] = _stock_bounding_box(lanes, extra_lateral)
-        return self._boxes[key]
+        box = self._boxes.get(key)
+        if box is None:
+            box = self._boxes[key] = _stock_bounding_box(lanes, extra_lateral)
+        return box
+
+    def crossed(
+        self,
+        road_network: Any,
+        lane: Any,
+        positive: float = 0,
+        ignored: tuple[str, str] | None = None,
+        ignore_intersection_checking: bool | None = None,
+    ) -> bool:
+        """`check_lane_on_road`: whether a line along a new lane touches a road; its points are worked out once."""
+        assert ignore_intersection_checking is not None
+        if ignore_intersection_checking:
+            return True
+        right, left, top, bottom = self([lane])
+        points: list[tuple[float, float]] | None = None
+        for start, ends in road_network.graph.items():
+            for end, lanes in ends.items():
+                if not lanes or (start, end) in (ignored, (Decoration.start, Decoration.end)):
+                    continue
+                x_max, x_min, y_max, y_min = self(lanes)
+                if x_min > right or left > x_max or y_min > top or bottom > y_max:
+                    continue
+                if points is None:
+                    places = [lane.position(i, positive * lane.width_at(i) / 2.0) for i in range(1, int(lane.length))]
+                    points = [(float(x), float(y)) for x, y in places]
+                if any(_touches(other, points) for other in lanes):
+                    return True
+        return False
+
+
+def _touches(lane: Any, points: list[tuple[float, float]]) -> bool:
+    line = line_of(lane)
+    for x, y in points:
+        along, aside = line.place(x, y)
+        if 0 <= along <= lane.length and abs(aside) <= lane.width_at(along) / 2.0:
+            return True
+    return False
 
 
 def _geometry(lane: Any) -> tuple[float, ...]:
