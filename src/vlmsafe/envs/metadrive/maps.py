@@ -21,16 +21,21 @@ class KeptMap(PGMap):  # type: ignore[misc]
     """A map whose blocks hold plans of their bodies, and the bodies only while an episode runs."""
 
     def attach_to_world(self, parent_np: Any = None, physics_world: Any = None) -> None:
+        self._clear()  # an interrupted reset may have left bodies
         for block in self.blocks:
-            block.dynamic_nodes[:] = build_dynamics(block.plan)
-            block.static_nodes[:] = build_statics(block.plan)
+            block.dynamic_nodes.extend(build_dynamics(block.plan))
+            block.static_nodes.extend(build_statics(block.plan))
         super().attach_to_world(parent_np, physics_world)
 
     def drop_bodies(self) -> None:
         """Let go of an episode's bodies; the static world goes with them, so they need not be taken out of it."""
         for block in self.blocks:
-            block.origin.detachNode()
             block.dynamic_nodes.detach_from_physics_world(self.engine.physics_world.dynamic_world)
+        self._clear()
+
+    def _clear(self) -> None:
+        for block in self.blocks:
+            block.origin.detachNode()
             for nodes in (block.dynamic_nodes, block.static_nodes):
                 nodes.clear()
                 nodes.attached = False

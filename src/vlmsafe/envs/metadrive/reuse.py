@@ -165,7 +165,7 @@ class Generators:
         return (generator, seed) if return_seed else generator
 
 
-_scratch = np.random.RandomState(0)
+_SCRATCH = np.random.RandomState(0)  # seeded before each use
 
 
 def _sample_parameters(self: Any) -> None:
@@ -177,8 +177,8 @@ def _sample_parameters(self: Any) -> None:
         low, high = box.low.item(), box.high.item()
         whole = box.dtype.kind == "i"
         if whole or low != high:  # the bounds of some are the wrong way round
-            _scratch.seed(words)
-            low = _scratch.uniform(low, high + whole)
+            _SCRATCH.seed(words)
+            low = _SCRATCH.uniform(low, high + whole)
         sample[name] = box.dtype.type(math.floor(low) if whole else low).item()
     self.update_config(sample)
 
