@@ -1,12 +1,20 @@
 """Records that do not fit together are found without computing anything."""
 
+import shutil
+
 import pytest
-from verified_runs import EPOCHS, change_checkpoint, edit_rows, without_digests
+from verified_runs import EPOCHS, change_checkpoint, edit_rows, make_run, without_digests
 
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of
 from vlmsafe.runs.run import Run
 from vlmsafe.verification.history import History
+
+
+@pytest.fixture
+def run(made_once, tmp_path):
+    """A finished run that a test may change."""
+    return Run.open(shutil.copytree(made_once("verified-run", make_run), tmp_path / "run"))
 
 
 def found(run):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -18,6 +19,12 @@ from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of
 from vlmsafe.runs.digest import record_digest
 from vlmsafe.runs.run import Run
+
+
+@pytest.fixture
+def run(made_once, tmp_path):
+    """A finished run that a test may change."""
+    return Run.open(shutil.copytree(made_once("verified-run", make_run), tmp_path / "run"))
 
 
 def set_and_digest(name, epoch, value):
