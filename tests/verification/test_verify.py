@@ -203,7 +203,11 @@ def test_a_run_with_a_scorer_that_learns_or_is_calibrated_is_equal(tmp_path, met
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("env", "needs"),
-    [("metadrive-easy", "metadrive"), ("formula-one-l0", "mujoco"), ("bullet-car-reach", "pybullet")],
+    [
+        ("formula-one-l0", "mujoco"),
+        ("bullet-car-reach", "pybullet"),
+        pytest.param("metadrive-easy", "metadrive", marks=pytest.mark.soak),
+    ],
 )
 def test_a_run_in_a_simulator_is_equal(tmp_path, env, needs):
     pytest.importorskip(needs)
