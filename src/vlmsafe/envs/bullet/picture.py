@@ -21,9 +21,18 @@ _INDICATOR_OPACITY = 0.5
 
 
 class _Layer(NamedTuple):
+    """Pixels [HEIGHT * WIDTH, 3] and their depths."""
+
     pixels: Frame
     depth: NDArray[np.float32]
-    drawn: NDArray[np.bool_]
+
+
+class _Shot(NamedTuple):
+    """A picture of some bodies alone."""
+
+    layer: _Layer
+    drawn: NDArray[np.intp]
+    """Indices of the pixels that show one of them."""
 
 
 class Picture:
@@ -64,22 +73,24 @@ class Picture:
         places = goal.tobytes() + puddles.tobytes()
         if self._ground is None or self._places != places:
             if Picture._room is None:
-                Picture._room = self._shoot(self._room_ids)
+                Picture._room = self._shoot(self._room_ids).layer
             self._ground, self._places = _over(self._shoot(self._ground_ids), Picture._room), places
         frame = _over(self._shoot(self._moving_ids), self._ground)
-        return self._with_sphere(frame) if indicator else frame.pixels
+        pixels = self._with_sphere(frame) if indicator else frame.pixels
+        return pixels.reshape(HEIGHT, WIDTH, 3)
 
     def _with_sphere(self, frame: _Layer) -> Frame:
         place = tuple(self._agent.get_position())
         sphere_id = self._agent.violation_body_id
         pb.resetBasePositionAndOrientation(sphere_id, place, (0.0, 0.0, 0.0, 1.0), physicsClientId=self._client)
         sphere = self._shoot([sphere_id])
-        tinted = _INDICATOR_OPACITY * sphere.pixels + (1.0 - _INDICATOR_OPACITY) * frame.pixels
-        in_front = sphere.drawn & (sphere.depth <= frame.depth)
-        return np.where(in_front[..., None], tinted.astype(np.uint8), frame.pixels)
+        in_front = _nearer(sphere, frame)
+        pixels, red = frame.pixels.copy(), sphere.layer.pixels[in_front]
+        tinted = _INDICATOR_OPACITY * red + (1.0 - _INDICATOR_OPACITY) * pixels[in_front]
+        pixels[in_front] = tinted.astype(np.uint8)
+        return pixels
 
-    def _shoot(self, bodies: list[int]) -> _Layer:
-        """A picture of these bodies alone."""
+    def _shoot(self, bodies: list[int]) -> _Shot:
         for body in self._shown.symmetric_difference(bodies):
             for link, colour in self._colours[body].items():
                 self._colour(body, link, colour, float(body in bodies))
@@ -92,22 +103,24 @@ class Picture:
             renderer=pb.ER_TINY_RENDERER,
             physicsClientId=self._client,
         )
-        shape = (HEIGHT, WIDTH)
-        return _Layer(
-            np.reshape(pixels, (*shape, 4))[..., :3].astype(np.uint8),
-            np.reshape(depth, shape).astype(np.float32),
-            np.reshape(owner, shape) >= 0,
+        layer = _Layer(
+            np.reshape(pixels, (-1, 4)).astype(np.uint8, copy=False)[:, :3],  # the fourth is no colour
+            np.reshape(depth, -1).astype(np.float32, copy=False),
         )
+        return _Shot(layer, np.flatnonzero(np.reshape(owner, -1) >= 0))
 
     def _colour(self, body: int, link: int, colour: tuple[float, ...], opacity: float) -> None:
         pb.changeVisualShape(body, link, rgbaColor=(*colour, opacity), physicsClientId=self._client)
 
 
-def _over(front: _Layer, back: _Layer) -> _Layer:
-    """Combine two layers: at each pixel the nearer one."""
-    nearer = front.drawn & (front.depth <= back.depth)
-    return _Layer(
-        np.where(nearer[..., None], front.pixels, back.pixels),
-        np.where(nearer, front.depth, back.depth),
-        front.drawn | back.drawn,
-    )
+def _nearer(front: _Shot, back: _Layer) -> NDArray[np.intp]:
+    """Indices of the pixels where the front hides the back."""
+    return front.drawn[front.layer.depth[front.drawn] <= back.depth[front.drawn]]
+
+
+def _over(front: _Shot, back: _Layer) -> _Layer:
+    """At each pixel the nearer one. Only the pixels that the front has drawn are looked at."""
+    nearer = _nearer(front, back)
+    pixels, depth = back.pixels.copy(), back.depth.copy()
+    pixels[nearer], depth[nearer] = front.layer.pixels[nearer], front.layer.depth[nearer]
+    return _Layer(pixels, depth)
