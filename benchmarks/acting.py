@@ -172,4 +172,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, whose metadrive.py hides the package of that name
     sys.exit(main())

@@ -1,9 +1,10 @@
-"""Collecting on MetaDrive Hard: what a second worker brings, and what collecting costs on top of the bare simulator.
+"""Collecting on MetaDrive Hard: what more workers bring, and what collecting costs on top of the bare simulator.
 
-    python benchmarks/collect.py [--steps 1000] [--rounds 5]
+    python benchmarks/collect.py [--workers 2] [--steps 1000] [--rounds 5]
 
-Scaling: the same share of experience collected twice, by one worker and by two at once; it needs two free cores. (The
-shares are equal because episodes differ several times in cost per step, and an epoch waits for its slowest worker.)
+Scaling: a share of experience collected by one worker, and the same share by each of several at once; it needs as many
+free cores. (The shares are equal because episodes differ several times in cost per step, and an epoch waits for its
+slowest worker.)
 Overhead: the same episodes driven once through `collect` (policy, normaliser, checks, records) and once through
 MetaDrive's own SafeMetaDriveEnv with the actions replayed and nothing else, in CPU time of the process. Each pair is
 measured side by side in every round. Exit code 1 if a promise is missed.
@@ -11,6 +12,7 @@ measured side by side in every round. Exit code 1 if a promise is missed.
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -32,7 +34,7 @@ from vlmsafe.learners.policy import ActionMap, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
 from vlmsafe.training.collect import CollectTask, Share, collect
 
-PROMISE_SCALING, PROMISE_OVERHEAD = 1.7, 0.05
+PROMISE_SCALING, PROMISE_OVERHEAD = 0.9, 0.05  # of ideal scaling at least; of the bare simulator's time at most
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Options:
 
     env: str = "metadrive-hard"
     """Environment, one of MetaDrive's."""
+    workers: int = len(os.sched_getaffinity(0))
+    """How many workers are compared with one; by default one per core."""
     steps: int = 1000
     """Steps of one worker's share."""
     rounds: int = 5
@@ -113,19 +117,19 @@ def make_task(options: Options, traffic: bool) -> CollectTask:
 
 
 def measure_scaling(options: Options) -> list[tuple[float, float]]:
-    """(steps/s with one worker, with two) per round."""
+    """(steps/s with one worker, with several) per round."""
     spec = ENVS[options.env]
-    tasks = [make_task(options, traffic=True)] * 2
+    task = make_task(options, traffic=True)
 
     def speed(workers: int) -> float:
         with WorkerPool[Share](EnvRecipe(spec, spec.training), workers, fresh=True) as pool:
             pool.prepare()
             begun = time.perf_counter()
-            pool.run(tasks)
-            return 2 * options.steps / (time.perf_counter() - begun)
+            pool.run([task] * workers)
+            return workers * options.steps / (time.perf_counter() - begun)
 
     speed(1)  # starts the server of worker processes
-    return [(speed(1), speed(2)) for _ in range(options.rounds)]
+    return [(speed(1), speed(options.workers)) for _ in range(options.rounds)]
 
 
 def measure_overhead(options: Options) -> list[tuple[float, float]]:
@@ -150,12 +154,14 @@ def main() -> int:
     options = tyro.cli(Options)
     console = Console(highlight=False)
     scaling, overhead = measure_scaling(options), measure_overhead(options)
-    gain = statistics.median(two / one for one, two in scaling)
+    gain = statistics.median(several / one for one, several in scaling)
+    promised = PROMISE_SCALING * options.workers
     extra = statistics.median(ours / bare - 1 for ours, bare in overhead)
 
-    table = Table("round", "1 worker, steps/s", "2 workers, steps/s", "gain", title=f"{options.env}: scaling")
-    for number, (one, two) in enumerate(scaling, 1):
-        table.add_row(str(number), f"{one:.1f}", f"{two:.1f}", f"{two / one:.2f}")
+    several_workers = f"{options.workers} workers, steps/s"
+    table = Table("round", "1 worker, steps/s", several_workers, "gain", title=f"{options.env}: scaling")
+    for number, (one, several) in enumerate(scaling, 1):
+        table.add_row(str(number), f"{one:.1f}", f"{several:.1f}", f"{several / one:.2f}")
     console.print(table)
     table = Table(
         "round", "collect, ms/step", "bare, ms/step", "overhead", title=f"{options.env}, overhead in CPU time"
@@ -166,9 +172,9 @@ def main() -> int:
             str(number), f"{ours * per_step:.3f}", f"{bare * per_step:.3f}", f"{100 * (ours / bare - 1):.1f} %"
         )
     console.print(table)
-    kept = gain >= PROMISE_SCALING and extra <= PROMISE_OVERHEAD
+    kept = gain >= promised and extra <= PROMISE_OVERHEAD
     console.print(
-        f"median gain {gain:.2f} (promised {PROMISE_SCALING}), median overhead {100 * extra:.1f} % "
+        f"median gain {gain:.2f} (promised {promised:.2f}), median overhead {100 * extra:.1f} % "
         f"(promised at most {100 * PROMISE_OVERHEAD:.0f} %): {'kept' if kept else 'MISSED'}"
     )
     return int(not kept)

@@ -252,4 +252,5 @@ def shown(value: float) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # this folder, whose metadrive.py hides the package of that name
     sys.exit(main(tyro.cli(Options)))
