@@ -4,8 +4,9 @@
     python tools/digests.py --emulate
 
 Trains short runs, each with `vlmsafe train` in a process of its own, and prints one digest per run: of the rows of its
-epochs, which hold digests of the networks and of all other state. Runs whose simulator is not installed are left out.
-Carry the file of --out to another machine and give it as --against there.
+epochs, which hold digests of the networks and of all other state. The last digest is of the embedded scorer's scores of
+random frames, for machines that have no simulator with frames. What is not installed is left out. Carry the file of
+--out to another machine and give it as --against there.
 
 With --emulate every run is trained again with what another machine could have in its environment: settings that make
 each library take the code of another CPU, other numbers of threads, other hash seeds. With baseline kernels all digests
@@ -17,6 +18,7 @@ Exit code 1 if digests differ that must be equal, or the reverse.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -31,7 +33,6 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmsafe import kernels
-from vlmsafe.errors import EXIT_BAD_INPUT
 from vlmsafe.runs.surroundings import surroundings
 
 _SMALL = "--total-steps 3000 --steps-per-epoch 1000"
@@ -47,6 +48,16 @@ RUNS = {
     "metadrive, embedded": f"--env metadrive-easy {_SIGNAL} {_SHORT}",
     "bullet, embedded": f"--env bullet-car-reach {_SIGNAL} {_SHORT}",
 }
+SCORES = "embedded scorer"
+_SCORE = """
+import vlmsafe, hashlib
+import numpy as np
+from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
+frames = np.random.default_rng(1).integers(0, 256, (70, 256, 256, 6), np.uint8)
+scores = EmbeddedScorer.load("", load_prompts("metadrive"), device="cpu").score(frames)
+print(hashlib.sha256(scores.tobytes()).hexdigest()[:16])
+"""
 _OTHER_CPU = {
     "OPENBLAS_CORETYPE": "Nehalem",
     "NPY_DISABLE_CPU_FEATURES": "X86_V3 X86_V4 AVX512_ICL AVX2 FMA3 AVX512F AVX512CD AVX512_SKX",
@@ -82,7 +93,13 @@ class Options:
 
 
 def digest_of(words: str, variables: Mapping[str, str], chosen: kernels.Kernels) -> str | None:
-    """The digest of a run that is trained in such an environment; None if its simulator is not installed."""
+    """The digest of a run that is trained in such an environment; None if what it needs is not installed."""
+    if words == _SCORE:
+        if importlib.util.find_spec("torch") is None:
+            return None
+        environment = own_environment() | variables | ({} if chosen == "baseline" else {"VLMSAFE_KERNELS": chosen})
+        scored = subprocess.run([sys.executable, "-c", words], env=environment, stdout=subprocess.PIPE, check=True)
+        return scored.stdout.decode().strip()
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "vlmsafe", "train", *words.split(), "--seed", "1", "--kernels", chosen]
         answer = subprocess.run(
@@ -91,7 +108,8 @@ def digest_of(words: str, variables: Mapping[str, str], chosen: kernels.Kernels)
             capture_output=True,
             text=True,
         )
-        if answer.returncode == EXIT_BAD_INPUT and "install" in answer.stderr:
+        missing = "install" in answer.stderr or "cannot draw frames here" in answer.stderr
+        if missing or "No module named 'torch'" in answer.stderr:
             return None
         if answer.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{answer.stderr}")
@@ -115,7 +133,8 @@ def emulate(runs: Mapping[str, str]) -> bool:
             if first is None:
                 table.add_row(name, "", "not installed")
                 break
-            same = {what: digest_of(words, DIFFERENCES[what], chosen) == first for what in DIFFERENCES}
+            tried = DIFFERENCES if chosen == "baseline" else {"other CPU"}
+            same = {what: digest_of(words, DIFFERENCES[what], chosen) == first for what in tried}
             good &= all(same.values()) if chosen == "baseline" else not same["other CPU"]
             table.add_row(name, chosen, first, *("equal" if equal else "differs" for equal in same.values()))
             print(f"{name}, {chosen}: {same}", file=sys.stderr)  # a table is printed when it is complete
@@ -143,7 +162,8 @@ def compare(digests: Mapping[str, str | None], path: Path) -> bool:
 
 def main() -> int:
     options = tyro.cli(Options)
-    runs = {name: words for name, words in RUNS.items() if not options.only or name.startswith(options.only)}
+    known = RUNS | {SCORES: _SCORE}
+    runs = {name: words for name, words in known.items() if not options.only or name.startswith(options.only)}
     if reason := kernels.unavailable():
         console.print(reason)
         return 1

@@ -14,6 +14,7 @@ from importlib import metadata
 
 from safetensors import SafetensorError, safe_open
 
+from vlmsafe import kernels
 from vlmsafe.envs import opengl
 from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
@@ -69,6 +70,9 @@ _LIBRARIES = (
 def examine() -> list[Requirement]:
     """Examine this machine without slow imports."""
     requirements = [Requirement("python", platform.python_version(), "everything", "", required=True)]
+    pinned = "AVX2" if kernels.in_effect() == "baseline" else None
+    reason = kernels.unavailable() or kernels.REFUSED
+    requirements.append(Requirement("pinned kernels", pinned, "the same numbers on every machine", reason))
     for distribution, module, enables, install, required in _PACKAGES:
         version = None
         if importlib.util.find_spec(module) is not None:

@@ -360,6 +360,7 @@ def _recorded(folder: Path, **changes: object) -> None:
         ({"packages": None}, "it does not record which version of vlmsafe computed it"),
         ({"env_version": 0}, "it was computed with version 0 of speeding, and this is version 1"),
         ({"env_version": None}, "it does not record which version of speeding it was computed with"),
+        ({"kernels": None}, "it was computed with native kernels, and the study wants baseline ones"),
     ],
 )
 def test_a_run_that_other_code_computed_is_not_equal_and_the_reason_is_given(folder, changes, why):

@@ -17,11 +17,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from vlmsafe import kernels
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import disk_errors, make_directory, sync_directory
 from vlmsafe.io.locks import is_locked
 from vlmsafe.runs.run import Run
-from vlmsafe.runs.versions import other_code
+from vlmsafe.runs.versions import kernels_of, other_code
 from vlmsafe.studies.steps import differences
 from vlmsafe.studies.study import RunSpec, folder_of
 
@@ -40,7 +41,7 @@ def equal_run(spec: RunSpec, root: Path, on_refusal: Callable[[str], None] = lam
             run = Run.open(place)
             if differences(run, spec) or run.status() != "finished":
                 continue
-            why = other_code(run)
+            why = other_code(run) or _other_kernels(run, spec)
         except (InputError, RunError):
             continue  # the study that a damaged run belongs to reports it
         if why is None:
@@ -50,6 +51,13 @@ def equal_run(spec: RunSpec, root: Path, on_refusal: Callable[[str], None] = lam
         more = f" (and {len(refused) - 1} more like it)" if len(refused) > 1 else ""
         on_refusal(f"{refused[0]}{more}")
     return None
+
+
+def _other_kernels(run: Run, spec: RunSpec) -> str | None:
+    """Why a run may have other numbers than the study would get."""
+    wanted = spec.config.kernels if kernels.unavailable() is None else "native"
+    had = kernels_of(run)
+    return None if had == wanted else f"it was computed with {had} kernels, and the study wants {wanted} ones"
 
 
 def _candidates(spec: RunSpec, root: Path) -> Iterator[Path]:
