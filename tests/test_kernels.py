@@ -32,8 +32,8 @@ pytestmark = pytest.mark.skipif(kernels.unavailable() is not None, reason=str(ke
 
 def plain_environment(**variables: str) -> dict[str, str]:
     """An environment in which nothing was pinned."""
-    found = kernels.environment("native") | variables
-    return {name: value for name, value in found.items() if "VLMSAFE" not in name}
+    found = kernels.environment("native")
+    return {name: value for name, value in found.items() if "VLMSAFE" not in name} | variables
 
 
 def python(code: str, *words: object, **variables: str) -> str:
@@ -141,10 +141,17 @@ def test_a_child_with_native_kernels_has_the_users_variables():
     assert python(code, **HOSTILE) == "True\n"
 
 
+@pytest.mark.parametrize(("chosen", "shown"), [({}, True), ({"VLMSAFE_KERNELS": "native"}, False)])
+def test_a_command_without_the_setting_is_pinned_unless_a_variable_says_native(chosen, shown):
+    command = [sys.executable, "-m", "vlmsafe", "doctor"]
+    answer = subprocess.run(command, env=plain_environment(**chosen), check=True, capture_output=True, text=True)
+    assert bool(re.search(r"pinned kernels +AVX2", answer.stdout)) == shown
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ([], "baseline"),
+        ([], None),
         (["--kernels", "native"], "native"),
         (["--kernels=native", "--quiet"], "native"),
         (["--kernels"], "baseline"),
@@ -154,8 +161,8 @@ def test_a_child_with_native_kernels_has_the_users_variables():
         (["fast"], "native"),
         (["--config", "fast/config.yaml"], "native"),
         (["--config", "fast/config.yaml", "--kernels", "baseline"], "baseline"),
-        (["--config", "old/config.yaml"], "baseline"),  # a new run
-        (["nowhere"], "baseline"),
+        (["--config", "old/config.yaml"], None),  # a new run
+        (["nowhere"], None),
     ],
 )
 def test_a_command_line_says_which_kernels_it_needs(words, wanted, tmp_path, monkeypatch):

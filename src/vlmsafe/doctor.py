@@ -71,7 +71,7 @@ def examine() -> list[Requirement]:
     """Examine this machine without slow imports."""
     requirements = [Requirement("python", platform.python_version(), "everything", "", required=True)]
     pinned = "AVX2" if kernels.in_effect() == "baseline" else None
-    reason = kernels.unavailable() or kernels.REFUSED
+    reason = kernels.unavailable() or (kernels.REFUSED if kernels.pinned() else "unset VLMSAFE_KERNELS")
     requirements.append(Requirement("pinned kernels", pinned, "the same numbers on every machine", reason))
     for distribution, module, enables, install, required in _PACKAGES:
         version = None

@@ -43,8 +43,6 @@ _NUMPY_GROUPS = {
     (0, 0): "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL",
 }
 _NUMPY_KEPT = {"SSSE3", "SSE41", "POPCNT", "SSE42", "AVX", "F16C", "FMA3", "AVX2", "X86_V3"}
-
-
 REFUSED = (
     "numpy's or torch's libraries did not comply (they are built for another CPU, or were loaded before vlmsafe): "
     "results are repeatable on machines of the same kind only"
@@ -87,8 +85,8 @@ def fit(wanted: Kernels) -> bool:
     return pinned() == (wanted == "baseline") or (not pinned() and unavailable() is not None)
 
 
-def wanted_by(words: Sequence[str]) -> Kernels:
-    """The kernels that a command line asks for, found without loading what reads it properly.
+def wanted_by(words: Sequence[str]) -> Kernels | None:
+    """The kernels that a command line asks for, found without loading what reads it properly; None if it does not.
 
     A run that was begun without a choice was begun before there was one, so its kernels are native.
     """
@@ -105,7 +103,7 @@ def wanted_by(words: Sequence[str]) -> Kernels:
             found = re.search(r"^kernels: *(\w+)", text, re.MULTILINE)
             if found or path != name:
                 return _choice(found[1] if found else "native")
-    return "baseline"
+    return None
 
 
 def in_effect() -> Kernels:

@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise unknown_name("command", verb, VERBS)
         if arguments is None:
             # Before a verb loads libraries. Training the embedded scorer uses every core and claims no exact repeats.
-            kernels.choose("native" if verb == "embedded" else kernels.wanted_by(rest))
+            usual: dict[str, kernels.Kernels] = {"train": "baseline", "embedded": "native"}
+            if wanted := kernels.wanted_by(rest) or usual.get(verb):
+                kernels.choose(wanted)
         module, function = VERBS[verb][0].split(":")
         getattr(importlib.import_module(f"vlmsafe.cli.{module}"), function)(rest)
     except VlmsafeError as error:

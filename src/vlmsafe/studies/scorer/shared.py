@@ -15,6 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Protocol
 
+from vlmsafe import kernels
 from vlmsafe.errors import RunError
 from vlmsafe.io.disk import disk_errors, make_directory
 from vlmsafe.signals.scorers.registry import kind_of
@@ -93,8 +94,9 @@ class LocalScorer:
         make_directory(self._log.parent)
         words = (sys.executable, "-m", "vlmsafe", "serve", "--socket", str(self._socket))
         with disk_errors(self._log), self._log.open("ab") as log:
-            # Busy-waiting threads would take the cores from the runs.
-            self.process = start_process(words, log, {"OMP_WAIT_POLICY": "PASSIVE", **os.environ})
+            # Busy-waiting threads would take the cores from the runs. Kernels are those of runs, not of this process.
+            environment = {"OMP_WAIT_POLICY": "PASSIVE", **kernels.environment("baseline")}
+            self.process = start_process(words, log, environment)
         self._started = time.monotonic()
 
     def restart_if_dead(self) -> None:
