@@ -1,6 +1,6 @@
 """What pinned kernels cost: the same work with native and with baseline kernels, in CPU time.
 
-    python benchmarks/pinning.py [--rounds 5]
+    python benchmarks/pinning.py [--rounds 5] [--only embedded]
 
 Measured are an update of PPO-Lagrangian and of CPO, the choice of actions, the embedded scorer on the CPU, and products
 of matrices as large as CLIP's. Native and baseline alternate in every round, each in a process of its own, which does
@@ -31,6 +31,8 @@ class Options:
 
     rounds: int = 5
     """How often each pair is measured; the medians are shown."""
+    only: tuple[str, ...] = ()
+    """Beginnings of the names of what to measure; everything by default."""
 
 
 def updates(name: str) -> Callable[[], object]:
@@ -96,7 +98,7 @@ def main() -> int:
     console.print(surroundings()["processor"])
     table = Table("work", "native, CPU s", "baseline, CPU s", "ratio", "ratios of the rounds")
     importable = importlib.import_module("pinning").measure  # a child cannot import from __main__
-    for name in WORK:
+    for name in (name for name in WORK if not options.only or name.startswith(options.only)):
         rounds = [
             (call_in_child("native", importable, name), call_in_child("baseline", importable, name))
             for _ in range(options.rounds)
