@@ -89,8 +89,11 @@ def test_runs_that_have_not_begun_are_not_chosen(folder):
 
 def test_a_study_without_runs_or_a_sample_of_none_is_refused(folder, tmp_path):
     with pytest.raises(InputError, match="no run with a finished epoch"):
-        verify_study(parse_study(STUDY, ""), tmp_path / "nowhere", epochs=1)
+        verify_study(parse_study(STUDY, ""), tmp_path / "nowhere", runs=1, epochs=1)
     assert call("study", "verify", folder, "--runs", 0).returncode == EXIT_BAD_INPUT
+    answer = call("study", "verify", folder, "--epochs", -1)
+    assert (answer.returncode, answer.stdout) == (EXIT_BAD_INPUT, "")
+    assert answer.stderr == "error: epochs is -1; expected 0 or more\n"
     answer = call("study", "verify", "demo", "--root", tmp_path / "nowhere")
     assert answer.returncode == EXIT_BAD_INPUT
     assert "expected the folder of a study that was started" in answer.stderr

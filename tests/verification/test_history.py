@@ -84,6 +84,16 @@ def test_a_changed_checkpoint_is_found_although_its_checksum_fits(run):
     assert list(History.of(run).matching()) == [4, 6]
 
 
+def test_a_changed_checkpoint_is_found_although_its_row_lost_the_digest_of_that_part(run):
+    networks = load_checkpoint(path_of(run.checkpoints, 6)).arrays["networks"].copy()
+    networks[0, 0] += 1e-3
+    change_checkpoint(run, 6, {"networks": networks})
+    edit_rows(run, "epochs", lambda rows: rows[5]["digest"].pop("networks"))
+    ((epoch, quantity, text),) = found(run)
+    assert (epoch, quantity) == (6, "checkpoint")
+    assert text.startswith("the digests of its networks are not")
+
+
 def test_a_damaged_checkpoint_is_found(run):
     path = path_of(run.checkpoints, 6)
     path.write_bytes(path.read_bytes()[:-1])
@@ -135,6 +145,22 @@ def test_a_run_without_digests_is_read_and_said_to_have_none(run):
     assert history.state_after(1) is None
     assert history.state_after(6) == history.checkpoints[6].digest()
     assert "wrote epochs 1 to 6 without digests" in " ".join(history.notes())
+
+
+@pytest.mark.parametrize(("places", "others"), [((3, 4), "epoch 5"), ((3, 5), "epoch 6")])
+def test_a_digest_that_was_removed_from_a_later_row_is_found(run, places, others):
+    edit_rows(run, "epochs", lambda rows: [rows[place].pop("digest") for place in places])
+    ((epoch, quantity, text),) = found(run)
+    assert (epoch, quantity) == (4, "row")
+    assert text == f"the row has no digest, but an earlier row has one; the same holds for {others}"
+    assert not [*History.of(run).notes()]
+
+
+def test_a_run_that_an_earlier_version_began_is_no_difference(run):
+    edit_rows(run, "epochs", lambda rows: [row.pop("digest") for row in rows[:2]])
+    history = History.of(run)
+    assert history.differences() == []
+    assert "wrote epochs 1 to 2 without digests" in " ".join(history.notes())
 
 
 @pytest.mark.parametrize("name", ["epochs", "episodes"])

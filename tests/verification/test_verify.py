@@ -72,6 +72,14 @@ def test_the_first_quantity_that_differs_is_named_with_both_values(run):
     assert tree_digest(run.path) == before
 
 
+def test_a_column_of_episodes_that_only_one_side_has_is_said_not_to_be_compared(run):
+    without_digests(run)
+    edit_rows(run, "episodes", lambda rows: [row.pop("cost") for row in rows])
+    result = vlmsafe.verify(run, epochs=1)
+    assert result.outcome == "equal"
+    assert "only one of the two versions records it: cost of episodes" in " ".join(result.notes)
+
+
 def test_a_quantity_of_the_last_epoch_that_differs_is_found_from_a_checkpoint(run):
     edit_rows(run, "epochs", set_and_digest("kl", 6, 0.5))
     (difference,) = vlmsafe.verify(run).differences

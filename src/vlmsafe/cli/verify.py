@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vlmsafe.cli.terminal import err, out, parse
+from vlmsafe.verification.answer import EPOCHS
 
 if TYPE_CHECKING:
     from vlmsafe.verification.answer import Verification
@@ -33,7 +34,7 @@ class VerifyCommand:
 
     run: tyro.conf.Positional[Path]
     """Run directory."""
-    epochs: int = 2
+    epochs: int = EPOCHS
     """Epochs to replay at each end of the run; 0 only checks that the records fit together."""
     service: str = ""
     """Address of a scoring service (`vlmsafe serve`) that holds the run's model; by default it is loaded here."""

@@ -15,9 +15,6 @@ from vlmsafe.studies.study import RunSpec, Study, cells
 from vlmsafe.verification.answer import Verification
 from vlmsafe.verification.verify import verify
 
-RUNS = 3
-"""Runs of a study that are verified unless a number is given."""
-
 
 @dataclass(frozen=True)
 class VerifiedRun:
@@ -77,7 +74,7 @@ def verify_study(
     study: Study,
     folder: Path,
     *,
-    runs: int = RUNS,
+    runs: int,
     epochs: int,
     seed: int = 0,
     service: str = "",
@@ -87,6 +84,8 @@ def verify_study(
     """Verify `runs` runs of a study; the same `seed` chooses the same runs. `on_run` is told each result."""
     if runs < 1:
         raise InputError(f"runs is {runs}; expected 1 or more")
+    if epochs < 0:  # otherwise each run would be said to be one that cannot be verified
+        raise InputError(f"epochs is {epochs}; expected 0 or more")
     specs = study.expand(folder)
     begun = [spec for spec in specs if _has_epochs(spec)]
     if not begun:

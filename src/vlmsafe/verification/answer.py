@@ -9,9 +9,12 @@ from typing import Any, Literal
 
 from vlmsafe.errors import EXIT_ERRORS, EXIT_WARNINGS
 
+EPOCHS = 2
+"""Epochs that are replayed at each end of a run unless a number is given."""
+
 
 @dataclass(frozen=True)
-class Difference:
+class Mismatch:
     """One thing that is not as it should be."""
 
     epoch: int
@@ -70,7 +73,7 @@ class Verification:
     checkpoints: tuple[int, ...]
     """Epochs of the kept checkpoints that fit the settings and their rows."""
     replays: tuple[Replay, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[Mismatch, ...]
     """In the order of their epochs."""
     surroundings: tuple[Surrounding, ...]
     notes: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of, saved_
 from vlmsafe.runs.digest import COLUMN, RECORDS, record_digest
 from vlmsafe.runs.layout import CONFIG, PROMPTS, row_file
 from vlmsafe.runs.run import Row, Run
-from vlmsafe.verification.answer import Difference, epochs_text, listed
+from vlmsafe.verification.answer import Mismatch, epochs_text, listed
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class History:
 
     # -- do the records fit together? --------------------------------------------------------------------------
 
-    def differences(self) -> list[Difference]:
+    def differences(self) -> list[Mismatch]:
         """What does not fit, in the order of epochs."""
-        damaged = [] if self.damaged_events is None else [Difference(0, "events", self.damaged_events)]
-        found = [*damaged, *self._rows_in_order(), *self._changed_rows(), *self._checkpoints(), *self._end()]
-        return sorted(found, key=lambda difference: difference.epoch)
+        damaged = [] if self.damaged_events is None else [Mismatch(0, "events", self.damaged_events)]
+        rows = [*self._rows_in_order(), *self._removed_digests(), *self._changed_rows()]
+        return sorted([*damaged, *rows, *self._checkpoints(), *self._end()], key=lambda difference: difference.epoch)
 
     def matching(self) -> dict[int, Checkpoint]:
         """The checkpoints that fit the settings and the rows, by epoch."""
@@ -102,10 +102,9 @@ class History:
         config = self.run.config
         if self.last < config.epochs:
             yield f"the run is {self.run.status()}, with {self.last} of its {config.epochs} epochs; these were checked"
-        without = [row["epoch"] for row in self.rows if COLUMN not in row]
-        if without:
+        if before := self._before_digests:
             yield (
-                f"an earlier version wrote {epochs_text(without[0], without[-1])} without digests; the state after "
+                f"an earlier version wrote {epochs_text(1, before)} without digests; the state after "
                 "such an epoch was compared only if its checkpoint is kept"
             )
         if not self.checkpoints:
@@ -113,17 +112,29 @@ class History:
         elif (newest := max(self.checkpoints)) < self.last and not [*self._end()]:
             yield f"no checkpoint covers {epochs_text(newest + 1, self.last)}; resuming the run computes it again"
 
-    def _rows_in_order(self) -> Iterator[Difference]:
+    def _rows_in_order(self) -> Iterator[Mismatch]:
         for expected, row in enumerate(self.rows, 1):
             if row["epoch"] != expected:
-                yield Difference(expected, "rows", f"row {expected} of epochs.jsonl is of epoch {row['epoch']}")
+                yield Mismatch(expected, "rows", f"row {expected} of epochs.jsonl is of epoch {row['epoch']}")
                 return
         others = sorted(self.episodes.keys() - range(1, self.last + 1))
         # A process that was killed between two writes leaves episodes whose epoch has no row yet.
         if others and others != [self.last + 1]:
-            yield Difference(others[0], "episodes", "episodes.jsonl has episodes of this epoch, epochs.jsonl no row")
+            yield Mismatch(others[0], "episodes", "episodes.jsonl has episodes of this epoch, epochs.jsonl no row")
 
-    def _changed_rows(self) -> Iterator[Difference]:
+    @property
+    def _before_digests(self) -> int:
+        """The number of rows before the first one with a digest. An earlier version may have begun the run."""
+        return next((place for place, row in enumerate(self.rows) if COLUMN in row), self.last)
+
+    def _removed_digests(self) -> Iterator[Mismatch]:
+        """The first row without a digest after one that has it: no earlier version continues a run of a later one."""
+        removed = [row["epoch"] for row in self.rows[self._before_digests :] if COLUMN not in row]
+        if removed:
+            text = f"the row has no digest, but an earlier row has one{_also(removed)}"
+            yield Mismatch(removed[0], "row", text)
+
+    def _changed_rows(self) -> Iterator[Mismatch]:
         """The first row, and the first epoch's episodes, that are not what their digest was taken of."""
         words = {"row": "the row", "episodes": "rows of its episodes"}
         for part in RECORDS:
@@ -133,37 +144,36 @@ class History:
                 if COLUMN in row and row[COLUMN].get(part) != self._record_digest(row)[part]
             ]
             if changed:
-                more = f"; the same holds for epoch {listed(changed[1:])}" if changed[1:] else ""
-                text = f"{words[part]} changed after the epoch was recorded: the digest does not match{more}"
-                yield Difference(changed[0], part, text)
+                text = f"{words[part]} changed after the epoch was recorded: the digest does not match{_also(changed)}"
+                yield Mismatch(changed[0], part, text)
 
     def _record_digest(self, row: Row) -> dict[str, str]:
         return record_digest(row, self.episodes.get(row["epoch"], []))
 
-    def _checkpoints(self) -> Iterator[Difference]:
+    def _checkpoints(self) -> Iterator[Mismatch]:
         for epoch, reason in self.unreadable.items():
-            yield Difference(epoch, "checkpoint", reason)
+            yield Mismatch(epoch, "checkpoint", reason)
         for epoch, checkpoint in self.checkpoints.items():
             yield from self._checkpoint(epoch, checkpoint)
 
-    def _checkpoint(self, epoch: int, checkpoint: Checkpoint) -> Iterator[Difference]:
+    def _checkpoint(self, epoch: int, checkpoint: Checkpoint) -> Iterator[Mismatch]:
         """What one checkpoint holds that the settings, or the row of its epoch, do not say."""
         if checkpoint.epoch != epoch:
-            yield Difference(epoch, "checkpoint", f"the file of this epoch holds the state of epoch {checkpoint.epoch}")
+            yield Mismatch(epoch, "checkpoint", f"the file of this epoch holds the state of epoch {checkpoint.epoch}")
             return
         if changed := self.run.changed_settings(checkpoint):
             text = f"the checkpoint was made with other settings than {CONFIG} holds ({'; '.join(changed)})"
-            yield Difference(epoch, "settings", text)
+            yield Mismatch(epoch, "settings", text)
         if self.run.changed_prompts(checkpoint):
             text = f"the checkpoint was made with other prompts than {PROMPTS} holds"
-            yield Difference(epoch, "prompts", text)
+            yield Mismatch(epoch, "prompts", text)
         if not 0 < epoch <= self.last or COLUMN not in self.rows[epoch - 1]:
             return
         if parts := other_parts(self.state_after(epoch), checkpoint.digest()):
             text = f"the digests of its {listed(parts)} are not those in the epoch's row"
-            yield Difference(epoch, "checkpoint", text)
+            yield Mismatch(epoch, "checkpoint", text)
 
-    def _end(self) -> Iterator[Difference]:
+    def _end(self) -> Iterator[Mismatch]:
         """Rows and checkpoints end together, apart from what a killed process leaves."""
         kept = {*self.checkpoints, *self.unreadable}
         if not kept:
@@ -171,13 +181,20 @@ class History:
         newest = max(kept)
         if newest > self.last:
             path = row_file(self.run.path, "epochs").name
-            yield Difference(newest, "rows", f"there is a checkpoint of this epoch, but {path} ends at {self.last}")
+            yield Mismatch(newest, "rows", f"there is a checkpoint of this epoch, but {path} ends at {self.last}")
         finished = any(event.get("event") == "finished" for event in self.events)
         if newest < self.last and (finished or self.last - newest > self.run.config.checkpoint.every):
             text = f"the newest checkpoint is of epoch {newest}; one of a later epoch must have been removed"
-            yield Difference(self.last, "checkpoint", text)
+            yield Mismatch(self.last, "checkpoint", text)
 
 
 def other_parts(recorded: Mapping[str, str] | None, found: Mapping[str, str]) -> Sequence[str]:
-    """The parts of a state that are not as recorded; none if nothing was recorded."""
-    return [part for part, digest in (recorded or {}).items() if found.get(part) != digest]
+    """The parts of a state that are not as recorded, or that only one of the two has; none if nothing was recorded."""
+    if recorded is None:
+        return []
+    names = [name for name in {**recorded, **found} if name not in RECORDS]
+    return [name for name in names if recorded.get(name) != found.get(name)]
+
+
+def _also(epochs: Sequence[int]) -> str:
+    return f"; the same holds for epoch {listed(epochs[1:])}" if epochs[1:] else ""

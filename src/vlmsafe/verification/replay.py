@@ -17,7 +17,7 @@ from vlmsafe.runs.layout import ROW_FILES
 from vlmsafe.runs.run import Row, Run
 from vlmsafe.training.setup import set_up
 from vlmsafe.training.trainer import Trainer
-from vlmsafe.verification.answer import Difference, Replay, listed
+from vlmsafe.verification.answer import Mismatch, Replay, listed
 from vlmsafe.verification.history import History, other_parts
 
 _SEEN_ENOUGH = "the end of the replay"
@@ -28,7 +28,7 @@ class Replayed:
     """What a replay found."""
 
     replay: Replay
-    difference: Difference | None
+    difference: Mismatch | None
     """The first one."""
     absent: frozenset[str]
     """Columns that only the run's rows have, or only those of the replay: another version wrote them."""
@@ -85,7 +85,7 @@ class _Watch:
         self._history, self._run, self._until, self._stop, self._on_steps = history, run, until, stop, on_steps
         self._before = 0
         self.seen = 0
-        self.difference: Difference | None = None
+        self.difference: Mismatch | None = None
         self.absent: set[str] = set()
 
     def start(self, epoch: int) -> None:
@@ -99,13 +99,16 @@ class _Watch:
         history, self.seen = self._history, row["epoch"]
         recorded = history.rows[self.seen - 1]
         self.absent |= (recorded.keys() ^ row.keys()) - {COLUMN}
+        own = history.episodes.get(self.seen, [])
         episodes = [one for one in self._run.rows("episodes") if one["epoch"] == self.seen]
+        for one, other in zip(own, episodes, strict=False):
+            self.absent |= {f"{name} of episodes" for name in one.keys() ^ other.keys()}
         state, found = history.state_after(self.seen), row[COLUMN]
         parts = other_parts(state, found)
         if self.difference is None:
             self.difference = (
                 compare_rows(recorded, row, parts)
-                or compare_episodes(self.seen, history.episodes.get(self.seen, []), episodes, parts)
+                or compare_episodes(self.seen, own, episodes, parts)
                 or _state(self.seen, parts)
             )
         unknown = state is None and self.difference is not None
@@ -116,7 +119,7 @@ class _Watch:
         pass  # notes on training are for those who train
 
 
-def compare_rows(recorded: Row, replayed: Mapping[str, Any], parts: Sequence[str] = ()) -> Difference | None:
+def compare_rows(recorded: Row, replayed: Mapping[str, Any], parts: Sequence[str] = ()) -> Mismatch | None:
     """The first quantity of an epoch's row that differs. `parts` are those of the state that do."""
     names = [name for name in recorded if name != COLUMN and name in replayed and recorded[name] != replayed[name]]
     if not names:
@@ -126,29 +129,29 @@ def compare_rows(recorded: Row, replayed: Mapping[str, Any], parts: Sequence[str
     if others:
         text += f" (others that differ: {listed(others)})"
     if parts or COLUMN not in recorded:
-        return Difference(recorded["epoch"], first, text, "computation", recorded[first], replayed[first])
+        return Mismatch(recorded["epoch"], first, text, "computation", recorded[first], replayed[first])
     text += "; the state after the epoch is equal, so the row was changed and not the training"
-    return Difference(recorded["epoch"], first, text, "records", recorded[first], replayed[first])
+    return Mismatch(recorded["epoch"], first, text, "records", recorded[first], replayed[first])
 
 
 def compare_episodes(
     epoch: int, recorded: Sequence[Row], replayed: Sequence[Row], parts: Sequence[str] = ()
-) -> Difference | None:
+) -> Mismatch | None:
     """The first quantity of an episode that differs, in an epoch whose row does not. `parts` are those of the state."""
     source: Literal["records", "computation"] = "computation" if parts else "records"
     for place, (one, other) in enumerate(zip(recorded, replayed, strict=False), 1):
         for name in one:
             if name in other and one[name] != other[name]:
                 text = f"{name} of episode {place} is {one[name]} in the run, {other[name]} in the replay"
-                return Difference(epoch, "episodes", text, source, one[name], other[name])
+                return Mismatch(epoch, "episodes", text, source, one[name], other[name])
     if len(recorded) != len(replayed):
         text = f"{len(recorded)} in the run, {len(replayed)} in the replay"
-        return Difference(epoch, "episodes", text, source, len(recorded), len(replayed))
+        return Mismatch(epoch, "episodes", text, source, len(recorded), len(replayed))
     return None
 
 
-def _state(epoch: int, parts: Sequence[str]) -> Difference | None:
+def _state(epoch: int, parts: Sequence[str]) -> Mismatch | None:
     if not parts:
         return None
     text = f"all figures are equal, but the digests of {listed(parts)} differ"
-    return Difference(epoch, "state", text, "computation")
+    return Mismatch(epoch, "state", text, "computation")

@@ -15,12 +15,10 @@ from vlmsafe.io.child import call_in_child
 from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.run import BEFORE_CHOICES, Run
 from vlmsafe.runs.surroundings import code_and_machine
-from vlmsafe.verification.answer import Replay, Surrounding, Verification, epochs_text, listed
+from vlmsafe.verification.answer import EPOCHS, Replay, Surrounding, Verification, epochs_text, listed
 from vlmsafe.verification.history import History
 from vlmsafe.verification.replay import Replayed, replay
 
-EPOCHS = 2
-"""Epochs that are replayed at each end of a run unless a number is given."""
 _SCORER = "scorer's "
 
 

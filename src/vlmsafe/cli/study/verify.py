@@ -12,6 +12,7 @@ from vlmsafe.cli.study.run import StudyChoice
 from vlmsafe.cli.terminal import out
 from vlmsafe.cli.verify import COLOURS, replay_progress
 from vlmsafe.errors import InputError
+from vlmsafe.verification.answer import EPOCHS
 
 if TYPE_CHECKING:
     from vlmsafe.studies.verify import VerifiedRun
@@ -28,7 +29,7 @@ class StudyVerifyCommand(StudyChoice):
 
     runs: int = 3
     """How many runs to verify."""
-    epochs: int = 2
+    epochs: int = EPOCHS
     """Epochs to replay at each end of a run; 0 only checks that its records fit together."""
     seed: int = 0
     """Seed of the choice; another seed chooses other runs."""
