@@ -14,6 +14,8 @@ import pytest
 
 import vlmsafe
 from vlmsafe import kernels
+from vlmsafe.cli import kernels_for
+from vlmsafe.errors import EXIT_BAD_INPUT
 
 HOSTILE = {
     "OPENBLAS_CORETYPE": "Nehalem",
@@ -141,6 +143,39 @@ def test_a_child_with_native_kernels_has_the_users_variables():
     assert python(code, **HOSTILE) == "True\n"
 
 
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        ("import numpy", "False native native"),  # the variable alone pins nothing
+        ("import vlmsafe, sys; del sys.modules['vlmsafe'], sys.modules['vlmsafe.kernels']", "True baseline baseline"),
+    ],
+)
+def test_a_variable_that_says_baseline_is_believed_only_where_it_was_done(first, expected):
+    code = (
+        f"{first}; import numpy, os, vlmsafe; from vlmsafe import kernels;"
+        "print(kernels.pinned(), os.environ['VLMSAFE_KERNELS'], kernels.in_effect())"
+    )
+    assert python(code, VLMSAFE_KERNELS="baseline").strip() == expected
+
+
+def test_a_machine_that_cannot_be_pinned_is_native_whatever_the_variable_says(monkeypatch):
+    monkeypatch.setattr(kernels, "_cpu_flags", frozenset)
+    monkeypatch.setenv("VLMSAFE_KERNELS", "baseline")
+    kernels.pin()
+    assert not kernels.pinned()
+
+
+@pytest.mark.parametrize("words", [["doctor"], ["train", "--env", "speeding", "--run-dir", "run"]])
+def test_an_unknown_value_of_the_variable_is_refused_in_one_line(words, tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-m", "vlmsafe", *words], env=plain_environment(VLMSAFE_KERNELS="fast"), cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert answer.returncode == EXIT_BAD_INPUT
+    assert answer.stderr == "error: VLMSAFE_KERNELS is 'fast'; set it to baseline or native, or unset it\n"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(("chosen", "shown"), [({}, True), ({"VLMSAFE_KERNELS": "native"}, False)])
 def test_a_command_without_the_setting_is_pinned_unless_a_variable_says_native(chosen, shown):
     command = [sys.executable, "-m", "vlmsafe", "doctor"]
@@ -171,6 +206,27 @@ def test_a_command_line_says_which_kernels_it_needs(words, wanted, tmp_path, mon
         Path(name).mkdir()
         Path(name, "config.yaml").write_text(f"env: speeding\n{text}recorded:\n  kernels: baseline\n")
     assert kernels.wanted_by(words) == wanted
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "wanted"),
+    [
+        ("train", ["--resume", "old"], "native"),
+        ("train", [], "baseline"),
+        ("evaluate", ["old"], "native"),
+        ("trace", ["old"], "native"),
+        ("verify", ["old"], "native"),
+        ("audit", ["old", "new"], None),  # pinned, in whatever order its runs are named
+        ("diagnose", ["old"], None),
+        ("embedded", ["build"], "native"),
+    ],
+)
+def test_only_verbs_that_compute_with_a_run_take_its_kernels(verb, words, wanted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"old": "", "new": "kernels: baseline\n"}.items():
+        Path(name).mkdir()
+        Path(name, "config.yaml").write_text(f"env: speeding\n{text}")
+    assert kernels_for(verb, words) == wanted
 
 
 def test_a_cpu_without_avx2_is_named_and_computes_natively(monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import vlmsafe
 
 ROOMS = (
-    "kernels", "errors", "io", "numerics", "envs", "signals", "config", "learners", "analysis", "runs", "training",
+    "errors", "kernels", "io", "numerics", "envs", "signals", "config", "learners", "analysis", "runs", "training",
     "verification", "evaluation", "distillation", "comparison", "audit", "paper", "report", "studies", "wrapper",
     "doctor", "cli",
 )  # fmt: skip

@@ -17,9 +17,11 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Kernels = Literal["baseline", "native"]
+UNRECORDED: Kernels = "native"
+"""The kernels of a run that records none: it began before they could be pinned."""
 
 _CHOICE = "VLMSAFE_KERNELS"
 _BEFORE = "VLMSAFE_KERNELS_BEFORE"  # JSON: what the variables were before they were pinned
@@ -51,17 +53,30 @@ REFUSED = (
 
 
 def pin() -> None:
-    """Pin this process and those it starts, unless a library is loaded already or VLMSAFE_KERNELS says native."""
-    loaded = any(name in sys.modules for name in _LIBRARIES)
-    if loaded:
-        os.environ.setdefault(_CHOICE, "native")  # so that its worker processes compute with the same code
-    elif os.environ.get(_CHOICE) != "native" and unavailable() is None:
+    """Pin this process and those it starts, unless a library is loaded already or VLMSAFE_KERNELS says native.
+
+    A library that is loaded already is pinned only if the process was started by a pinned one.
+    """
+    if os.environ.get(_CHOICE, "baseline") != "baseline":
+        return  # native, or a word that `check` refuses: an error at import would be a traceback
+    inherited = _CHOICE in os.environ and _variables_are_set()
+    if unavailable() is not None or (_loaded() and not inherited):
+        os.environ[_CHOICE] = "native"  # so that its worker processes compute with the same code
+    elif not _loaded():
         _change({_CHOICE: "baseline", _BEFORE: json.dumps(_before(os.environ))} | _variables())
+
+
+def check() -> None:
+    """Refuse a value of VLMSAFE_KERNELS that is not one of the kernels."""
+    if (found := os.environ.get(_CHOICE)) is not None and found not in get_args(Kernels):
+        from vlmsafe.errors import InputError
+
+        raise InputError(f"VLMSAFE_KERNELS is '{found}'; set it to {' or '.join(get_args(Kernels))}, or unset it")
 
 
 def choose(kernels: Kernels) -> None:
     """Decide for this process again, if no library is loaded yet."""
-    if not any(name in sys.modules for name in _LIBRARIES):
+    if not _loaded():
         _change(dict.fromkeys(os.environ) | environment(kernels))
 
 
@@ -75,8 +90,14 @@ def environment(kernels: Kernels) -> dict[str, str]:
     return plain | {_CHOICE: "baseline", _BEFORE: json.dumps(before)} | _variables()
 
 
+def variables(kernels: Kernels) -> dict[str, str]:
+    """Those of `environment` that decide about kernels, for a process that gets the rest from elsewhere."""
+    return {name: value for name, value in environment(kernels).items() if name in (_CHOICE, *_PINNED, _NUMPY)}
+
+
 def pinned() -> bool:
     """Whether this process was pinned before it loaded a library. Whether they complied is for `in_effect`."""
+    check()
     return os.environ.get(_CHOICE) == "baseline"
 
 
@@ -86,10 +107,7 @@ def fit(wanted: Kernels) -> bool:
 
 
 def wanted_by(words: Sequence[str]) -> Kernels | None:
-    """The kernels that a command line asks for, found without loading what reads it properly; None if it does not.
-
-    A run that was begun without a choice was begun before there was one, so its kernels are native.
-    """
+    """The kernels that a command line asks for, found without loading what reads it properly; None if it does not."""
     for place, word in enumerate(words):
         option, _, value = word.partition("=")
         if option == "--kernels":
@@ -102,13 +120,13 @@ def wanted_by(words: Sequence[str]) -> Kernels | None:
                 text = file.read()
             found = re.search(r"^kernels: *(\w+)", text, re.MULTILINE)
             if found or path != name:
-                return _choice(found[1] if found else "native")
+                return _choice(found[1] if found else UNRECORDED)
     return None
 
 
 def in_effect() -> Kernels:
     """What the libraries of this process really use; those that are not loaded yet do what the variables say."""
-    if not pinned() or any(os.environ.get(name) != value for name, value in _variables().items()):
+    if not pinned() or not _variables_are_set():
         return "native"
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and not (_numpy_is_pinned(numpy) and _openblas_is_pinned()):
@@ -131,6 +149,10 @@ def unavailable() -> str | None:
         f"kernels cannot be pinned here (expected Linux on an x86-64 CPU with AVX2 and FMA, found {found}): results "
         "are repeatable on this machine only"
     )
+
+
+def _loaded() -> bool:
+    return any(name in sys.modules for name in _LIBRARIES)
 
 
 def _choice(text: str) -> Kernels:
@@ -156,6 +178,10 @@ def _before(variables: Mapping[str, str]) -> dict[str, str | None]:
 
 def _variables() -> dict[str, str]:
     return {**_PINNED, _NUMPY: _numpy_groups()}
+
+
+def _variables_are_set() -> bool:
+    return all(os.environ.get(name) == value for name, value in _variables().items())
 
 
 def _numpy_groups() -> str:

@@ -1,5 +1,6 @@
-"""A call in a child process behaves as a call here: its result, output, callbacks and errors."""
+"""A call in a child process is like a call here: its result, output, callbacks and errors."""
 
+import atexit
 import os
 import sys
 
@@ -13,6 +14,7 @@ from vlmsafe.io.child import call_in_child
 def answer(number, *, told):
     told(number, "half")
     print("from the child")
+    atexit.register(print, "and its last words")
     print("a warning", file=sys.stderr)
     return {"twice": 2 * number, "process": os.getpid()}
 
@@ -27,13 +29,14 @@ def fail(kind):
     raise TypeError("not a number")
 
 
-def test_a_result_comes_back_with_what_was_printed_and_told(capsys):
+def test_a_result_comes_back_with_what_was_printed_and_told(capsys, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # it would hide that output waits in a buffer
     told = []
     found = call_in_child("native", answer, 21, callbacks={"told": lambda *words: told.append(words)})
     assert found["twice"] == 42
     assert found["process"] != os.getpid()
     assert told == [(21, "half")]
-    assert capsys.readouterr() == ("from the child\n", "a warning\n")
+    assert capsys.readouterr() == ("from the child\nand its last words\n", "a warning\n")
 
 
 def test_an_error_keeps_its_class_message_and_details():

@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "doctor": ("listings:doctor_verb", "say what is installed and what is missing"),
 }
 """Where each verb's function is, found when it is called, and what it does."""
+_WITH_A_RUN = ("train", "evaluate", "trace", "verify")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,10 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if verb not in VERBS:
             raise unknown_name("command", verb, VERBS)
         if arguments is None:
-            # Before a verb loads libraries. Training the embedded scorer uses every core and claims no exact repeats.
-            usual: dict[str, kernels.Kernels] = {"train": "baseline", "embedded": "native"}
-            if wanted := kernels.wanted_by(rest) or usual.get(verb):
-                kernels.choose(wanted)
+            kernels.check()
+            if wanted := kernels_for(verb, rest):
+                kernels.choose(wanted)  # before a verb loads libraries
         module, function = VERBS[verb][0].split(":")
         getattr(importlib.import_module(f"vlmsafe.cli.{module}"), function)(rest)
     except VlmsafeError as error:
@@ -65,6 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(EXIT_AT_ONCE) from None
     except BrokenPipeError:
         raise SystemExit(0) from None  # the reader of our output, such as head, has seen enough
+
+
+def kernels_for(verb: str, words: Sequence[str]) -> kernels.Kernels | None:
+    """The kernels that a verb must have: what computes with one run takes that run's. None: what the process has."""
+    if verb == "embedded":
+        return "native"  # training this scorer uses every core, and claims no exact repeats
+    asked = kernels.wanted_by(words) if verb in _WITH_A_RUN else None
+    return asked or ("baseline" if verb == "train" else None)
 
 
 def _print_help() -> None:

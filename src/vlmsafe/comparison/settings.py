@@ -16,7 +16,8 @@ ABSENT = "-"
 _KNOWN = tuple(flatten(to_dict(TrainConfig())))
 
 _PLACE = ("env", "method", "seed", "run_dir")
-# Results do not depend on these settings. They say where and how often to save, and how to compute fast.
+# These settings are not a condition of an experiment. They say where and how often to save, and how to compute: device,
+# batch, compilation and kernels change the last digits of a run, as another machine may, but not what is compared.
 _NO_EFFECT = (
     "kernels", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "fresh_workers",
     "signal.scoring", "signal.device", "signal.batch", "signal.compile", "signal.service", "signal.service_wait",

@@ -1,9 +1,9 @@
 """Calls a function in a child process with certain kernels, as if it had been called here.
 
-A process whose libraries are loaded cannot change their kernels. A notebook, or a script that imported numpy first, so
-computes in a child process. Its output, notes, progress, errors and interruptions reach the user as before: what the
-child prints appears here, callbacks are called here, an error is raised here with its class and message, and signals
-to this process are passed on. A child whose parent dies is asked to save and exit.
+A process whose libraries are loaded cannot change their kernels. A notebook, or a script that imported numpy first,
+therefore computes in a child process. Its output, notes, progress, errors and interruptions reach the user as before:
+what the child prints appears here, callbacks are called here, an error is raised here with its class and message, and
+signals to this process are passed on. A child whose parent dies is asked to save and exit.
 """
 
 from __future__ import annotations
@@ -63,37 +63,41 @@ def call_in_child(
         for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
         if pair[0] is not None
     ]
+    answer: tuple[Any, ...] = ()
     try:
         with _signals_passed_to(process):
             for pump in pumps:
                 pump.start()
             ours.send_bytes(pickle.dumps(order))
-            return _outcome(ours, process, callbacks)
+            answer = _answer(ours, process, callbacks)
     finally:
-        if process.poll() is None:
+        if not answer:
             process.terminate()
-        process.wait()
+        process.wait()  # a child that answered may still print something on its way out
         for pump in pumps:
             pump.join()
         ours.close()
+    kind, *rest = answer
+    if kind == "error":
+        raise _rebuilt(*rest)
+    return rest[0]
 
 
-def _outcome(
+def _answer(
     pipe: connection.Connection, process: subprocess.Popen[bytes], callbacks: Mapping[str, Callable[..., None]]
-) -> Any:
+) -> tuple[Any, ...]:
+    """The child's result or error; callbacks are called until it comes."""
     while True:
         try:
-            kind, *rest = pipe.recv()
+            message: tuple[Any, ...] = pipe.recv()
         except (EOFError, ConnectionResetError):
             raise RunError(
                 f"the process that computes with other kernels ended with code {process.wait()}; what is on disk can "
                 "be resumed"
             ) from None
-        if kind == "result":
-            return rest[0]
-        if kind == "error":
-            raise _rebuilt(*rest)
-        name, arguments = rest
+        if message[0] != "callback":
+            return message
+        _, name, arguments = message
         callbacks[name](*arguments)
 
 
@@ -114,12 +118,18 @@ def serve() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # one that came while modules were imported counts now
         module, name, arguments, named, callbacks = pickle.loads(pipe.recv_bytes())
         named |= {key: _Callback(pipe, key) for key in callbacks}
-        answer: tuple[Any, ...] = ("result", getattr(importlib.import_module(module), name)(*arguments, **named))
-        pipe.send(answer)
+        result = getattr(importlib.import_module(module), name)(*arguments, **named)
+        _flush()
+        pipe.send(("result", result))
     except BaseException as error:
-        sys.stdout.flush()
+        _flush()
         state = {key: value for key, value in vars(error).items() if key != "__notes__"}
         pipe.send(("error", type(error), error.args, state, traceback.format_exc()))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
 
 
 class _Callback:

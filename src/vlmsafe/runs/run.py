@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vlmsafe import kernels
 from vlmsafe.config.methods import config_from_yaml
 from vlmsafe.config.settings import PLACE, TrainConfig
 from vlmsafe.config.yaml import flatten, read_yaml, to_dict, to_yaml
@@ -35,7 +36,7 @@ from vlmsafe.signals.prompts import PromptSet, load_prompts
 
 Row = dict[str, Any]
 Status = Literal["finished", "running", "stopped early", "untrained"]
-BEFORE_CHOICES = {"kernels": "native"}
+BEFORE_CHOICES = {"kernels": kernels.UNRECORDED}
 """Settings whose present default is not what runs had before the setting existed."""
 _NUMBERS = {
     "epochs": (

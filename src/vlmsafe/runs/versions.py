@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vlmsafe import kernels
 from vlmsafe.runs.surroundings import package_versions
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ def code_of(run: Run) -> list[Code]:
 
 
 def kernels_of(run: Run) -> str:
-    """The kernels that computed a run last. Runs that recorded none were computed before kernels could be pinned."""
-    return str(_records(run)[-1].get("kernels", "native"))
+    """The kernels that computed a run last."""
+    return str(_records(run)[-1].get("kernels", kernels.UNRECORDED))
 
 
 def _records(run: Run) -> list[dict[str, Any]]:

@@ -30,8 +30,8 @@ from vlmsafe.studies.study import EpisodeRequest, RunSpec
 VLMSAFE = (sys.executable, "-m", "vlmsafe")
 _CONFIGS = "configs"
 _NAMED = 3  # the most differences that an error names
-# These settings say where a run is kept, how often it is saved and on what device it is computed. Runs that differ in
-# nothing else are equal.
+# These settings say where a run is kept, how often it is saved and how it is computed. Runs that differ in nothing else
+# are runs of the same experiment. Device and kernels change their last digits, so `reuse` compares the kernels too.
 NO_RESULT = PLACE | frozenset(
     ("run_dir", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "signal.device", "kernels")
 )

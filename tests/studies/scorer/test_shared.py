@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from in_process import InProcess
 
+from vlmsafe import kernels
 from vlmsafe.cli.study.run import RunCommand, make_launcher
 from vlmsafe.errors import InputError
 from vlmsafe.signals.service.server import listen
@@ -17,7 +18,14 @@ from vlmsafe.studies.execute import execute
 from vlmsafe.studies.launch.local import LocalLauncher
 from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.schema import parse_study
-from vlmsafe.studies.scorer.shared import LocalScorer, remove_left_behind, service_name, shares, socket_name
+from vlmsafe.studies.scorer.shared import (
+    LocalScorer,
+    remove_left_behind,
+    service_name,
+    shared_kernels,
+    shares,
+    socket_name,
+)
 from vlmsafe.studies.steps import RunStep, command_words
 
 STUDY = """\
@@ -85,6 +93,7 @@ def test_runs_that_share_a_service_on_ray_are_those_of_private_models_though_it_
     try:
         name = service_name("braking")
         service = RayService(name, anywhere=False)
+        assert ray.get(service.actors[0].computes_with.remote()) == kernels.in_effect()
 
         def turn() -> None:
             if not killed and any(run_progress(spec).epochs > 2 for spec in specs):
@@ -113,6 +122,14 @@ def test_only_models_are_shared_and_a_run_that_had_a_service_is_told_when_there_
     assert resume[resume.index("--signal.service") + 1] == "unix:/tmp/x"
     (oracle, _) = parse_study(STUDY.replace("embedded, signal.prompts: metadrive", "oracle"), "").expand(tmp_path)
     assert "--signal.service" not in command_words(oracle, RunStep("resume"), tmp_path, "unix:/tmp/x")
+
+
+def test_a_shared_service_has_the_kernels_of_the_runs_that_ask_it(tmp_path):
+    native = STUDY.replace("settings: {", "settings: {kernels: native, ", 1)
+    specs, others = (parse_study(text, "").expand(tmp_path) for text in (STUDY, native))
+    assert (shared_kernels(specs), shared_kernels(others)) == ("baseline", "native")
+    with pytest.raises(InputError, match="needs runs with the same kernels"):
+        shared_kernels([*specs, *others])
 
 
 def test_a_service_has_a_name_of_its_own_that_fits_a_socket():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -133,7 +133,7 @@ def run_verb(command: RunCommand) -> None:
 
     service = None
     try:
-        service = _shared_scorer(command, study, folder, launcher)
+        service = _shared_scorer(command, study, specs, folder, launcher)
 
         def on_turn() -> None:
             screen.redraw()
@@ -195,15 +195,18 @@ def _print_timed(line: str, style: str = "") -> None:
     out.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, soft_wrap=True, style=style)
 
 
-def _shared_scorer(command: RunCommand, study: Study, folder: Path, launcher: Launcher) -> SharedScorer | None:
+def _shared_scorer(
+    command: RunCommand, study: Study, specs: Sequence[RunSpec], folder: Path, launcher: Launcher
+) -> SharedScorer | None:
     """The scoring service of a study, if it is to have one."""
     if not command.share_scorer:
         return None
     from vlmsafe.studies.launch.ray import RayLauncher
-    from vlmsafe.studies.scorer.shared import LocalScorer, service_name
+    from vlmsafe.studies.scorer.shared import LocalScorer, service_name, shared_kernels
 
+    chosen = shared_kernels(specs)
     if not isinstance(launcher, RayLauncher):
-        return LocalScorer(study.title, folder / "logs" / "scorer.log")
+        return LocalScorer(study.title, folder / "logs" / "scorer.log", chosen)
     from vlmsafe.studies.scorer.ray import RayService
 
-    return RayService(service_name(study.title), anywhere=not launcher.alone)
+    return RayService(service_name(study.title), anywhere=not launcher.alone, chosen=chosen)

@@ -13,6 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from vlmsafe import kernels
 from vlmsafe.errors import RunError
 from vlmsafe.io.ray import import_ray
 from vlmsafe.signals.service.ray_pool import ANSWER, Place, actor_name
@@ -26,7 +27,8 @@ _STARTING = 120.0
 class ServiceActor:
     """Hosts a server; an actor of Ray."""
 
-    def __init__(self, socket: str, anywhere: bool) -> None:
+    def __init__(self, socket: str, anywhere: bool, chosen: kernels.Kernels) -> None:
+        kernels.choose(chosen)  # a cluster that a pinned process started has that process's variables
         # Before PyTorch is loaded: busy-waiting threads would take the cores from the runs.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from vlmsafe.signals.service.engine import Engine
@@ -55,6 +57,9 @@ class ServiceActor:
     def process(self) -> int:
         return os.getpid()
 
+    def computes_with(self) -> kernels.Kernels:
+        return kernels.in_effect()
+
     def close(self) -> None:
         """Take no more clients, finish queued requests, and remove all files."""
         for server in self._servers:
@@ -67,7 +72,9 @@ class ServiceActor:
 class RayService:
     """A pool of actors that lives as long as the study."""
 
-    def __init__(self, name: str, *, replicas: int | None = None, anywhere: bool = True) -> None:
+    def __init__(
+        self, name: str, *, replicas: int | None = None, anywhere: bool = True, chosen: kernels.Kernels = "baseline"
+    ) -> None:
         """Start the actors; this process is connected to Ray. `anywhere`: whether other machines can connect."""
         self.name, self._ray = name, import_ray()
         ray = self._ray
@@ -75,8 +82,12 @@ class RayService:
         # It asks for no core: on a small machine a run would then wait for ever.
         kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=4, num_cpus=0, num_gpus=min(1, gpus))
         made = kind(ServiceActor)
+        # Ray may load numpy before it makes the actor, so its process must be started with these variables.
+        started_with = {"env_vars": kernels.variables(chosen)}
         self.actors = [
-            made.options(name=actor_name(name, number)).remote(socket_name(name, number), anywhere)
+            made.options(name=actor_name(name, number), runtime_env=started_with).remote(
+                socket_name(name, number), anywhere, chosen
+            )
             for number in range(replicas or gpus or 1)
         ]
         try:

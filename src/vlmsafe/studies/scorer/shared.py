@@ -12,14 +12,16 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 from vlmsafe import kernels
-from vlmsafe.errors import RunError
+from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import disk_errors, make_directory
 from vlmsafe.signals.scorers.registry import kind_of
 from vlmsafe.studies.launch.local import start_process, stop_process
+from vlmsafe.studies.study import RunSpec
 
 _STARTING, _STOPPING = 60.0, 30.0  # seconds
 _PAUSE = 2.0  # seconds between two starts of a service that dies at once
@@ -42,6 +44,17 @@ def shares(scorer: str) -> bool:
     """Whether runs with a scorer are to ask a study's service: models do; code of the user's own stays with its run."""
     kind = kind_of(scorer)
     return kind.shared and not kind.user_code
+
+
+def shared_kernels(specs: Iterable[RunSpec]) -> kernels.Kernels:
+    """The kernels of the runs that ask a study's service. One process has one kind, so they must agree."""
+    found = {spec.config.kernels for spec in specs if shares(spec.config.signal.scorer)}
+    if len(found) > 1:
+        raise InputError(
+            "--share-scorer needs runs with the same kernels, and this study has native and baseline ones; set kernels "
+            "for the whole study, or leave --share-scorer out"
+        )
+    return found.pop() if found else "baseline"
 
 
 def service_name(title: str) -> str:
@@ -78,9 +91,9 @@ def _remove_unless_held(lock: Path) -> None:
 class LocalScorer:
     """`vlmsafe serve` on this machine, restarted if it dies."""
 
-    def __init__(self, title: str, log: Path) -> None:
+    def __init__(self, title: str, log: Path, chosen: kernels.Kernels = "baseline") -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="vlmsafe-"))
-        self._socket, self._log = self._folder / "scorer", log
+        self._socket, self._log, self._kernels = self._folder / "scorer", log, chosen
         self.address = f"unix:{self._socket}"
         self._start()
         deadline = time.monotonic() + _STARTING
@@ -95,7 +108,7 @@ class LocalScorer:
         words = (sys.executable, "-m", "vlmsafe", "serve", "--socket", str(self._socket))
         with disk_errors(self._log), self._log.open("ab") as log:
             # Busy-waiting threads would take the cores from the runs. Kernels are those of runs, not of this process.
-            environment = {"OMP_WAIT_POLICY": "PASSIVE", **kernels.environment("baseline")}
+            environment = {"OMP_WAIT_POLICY": "PASSIVE", **kernels.environment(self._kernels)}
             self.process = start_process(words, log, environment)
         self._started = time.monotonic()
 
