@@ -11,6 +11,8 @@ medians over the steps of a round, and the medians of those over rounds. Exit co
 
 from __future__ import annotations
 
+import vlmsafe  # isort: skip  # noqa: F401 - first: it pins the kernels, as for a run
+
 import statistics
 import sys
 import time

@@ -12,6 +12,8 @@ measured side by side in every round. Exit code 1 if a promise is missed.
 
 from __future__ import annotations
 
+import vlmsafe  # isort: skip  # noqa: F401 - first: it pins the kernels, as for a run
+
 import os
 import statistics
 import sys
@@ -27,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmsafe.envs.api import Env
-from vlmsafe.envs.registry import ENVS
+from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.learners.policy import ActionMap, Policy
@@ -134,7 +136,7 @@ def measure_scaling(options: Options) -> list[tuple[float, float]]:
 
 def measure_overhead(options: Options) -> list[tuple[float, float]]:
     """(CPU seconds through this package, bare) per round."""
-    spec = ENVS[options.env]
+    spec = env_spec(f"{options.env}:stock")  # the simulator's own code on both sides
     recipe = EnvRecipe(spec, spec.training, randomise=False)
     task = make_task(options, traffic=False)
     pairs = []

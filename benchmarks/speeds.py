@@ -12,6 +12,8 @@ machine.
 
 from __future__ import annotations
 
+import vlmsafe  # isort: skip  # noqa: F401 - first: it pins the kernels, as for a run
+
 import csv
 import dataclasses
 import datetime

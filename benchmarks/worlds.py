@@ -13,6 +13,8 @@ per frame as listed below, and Bullet no slower than the bare package.
 
 from __future__ import annotations
 
+import vlmsafe  # isort: skip  # noqa: F401 - first: it pins the kernels, as for a run
+
 import functools
 import importlib.util
 import statistics

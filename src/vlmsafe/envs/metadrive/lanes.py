@@ -26,7 +26,7 @@ def wrap(angle: float) -> float:
     return angle - TURN if angle > math.pi else angle
 
 
-class Line(Protocol):
+class CentreLine(Protocol):
     """A lane's centre line."""
 
     length: float
@@ -83,7 +83,7 @@ class Arc:
         return self._sign * along / self._radius + self._start + math.pi / 2 * self._sign
 
 
-def line_of(lane: Any) -> Line:
+def line_of(lane: Any) -> CentreLine:
     """The lane's centre line; a lane of another class is refused, since its formulas are not known here."""
     if type(lane).local_coordinates is StraightLane.local_coordinates:
         return Straight(lane)
@@ -99,10 +99,10 @@ class Lanes:
         self._all: list[Any] = list(road_network.get_all_lanes())
         self._starts: NDArray[np.float64] = np.array([tuple(lane.start)[:2] for lane in self._all], np.float64)
         self._ends: NDArray[np.float64] = np.array([tuple(lane.end)[:2] for lane in self._all], np.float64)
-        self._lines: dict[Any, Line] = {}
+        self._lines: dict[Any, CentreLine] = {}
         self._joined: dict[Any, list[tuple[Any, bool, bool]]] = {}
 
-    def line(self, lane: Any) -> Line:
+    def line(self, lane: Any) -> CentreLine:
         line = self._lines.get(lane)
         if line is None:
             line = self._lines[lane] = line_of(lane)
