@@ -32,7 +32,7 @@ class Driver(IDMPolicy):  # type: ignore[misc]
         """The car to follow, the distance to it, and the lane to steer for."""
         on_route = self.move_to_next_road()
         lane, reach = self.routing_target_lane, self.MAX_LONG_DIST
-        front, ahead, _ = in_lane = cars.neighbours(car, lane, reach)
+        front, ahead, _ = cars.neighbours(car, lane, reach)
         if not (on_route and self.enable_lane_change):
             return front, ahead, lane
         navigation = self.control_object.navigation
@@ -54,8 +54,7 @@ class Driver(IDMPolicy):  # type: ignore[misc]
                 return front, ahead, lane
             self.target_speed = self.NORMAL_SPEED
             return other[0], other[1], lanes[index + offset]
-        if self._held_up(in_lane[0]):
-            assert front is not None
+        if front is not None and self._held_up(front):
             overtaking = self._overtake(front, beside, allowed, index)
             if overtaking is not None:
                 offset, other = overtaking
@@ -71,11 +70,10 @@ class Driver(IDMPolicy):  # type: ignore[misc]
             return range(len(lanes))
         return range(len(following)) if lanes[0].is_previous_lane_of(following[0]) else range(fewer, len(lanes))
 
-    def _held_up(self, front: Car | None) -> bool:
+    def _held_up(self, front: Car) -> bool:
         """Whether the car and the one in front both drive at another speed than they want, and for long enough."""
         return (
-            front is not None
-            and self.overtake_timer > self.LANE_CHANGE_FREQ
+            self.overtake_timer > self.LANE_CHANGE_FREQ
             and abs(self.control_object.speed_km_h - self.NORMAL_SPEED) > 3
             and abs(front.vehicle.speed_km_h - self.NORMAL_SPEED) > 3
         )
