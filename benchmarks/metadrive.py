@@ -63,6 +63,8 @@ class Options:
     levels: tuple[str, ...] = ("easy", "medium", "hard")
     densities: tuple[float, ...] = (0.1, 0.2, 0.35)
     """Traffic densities, each on every level."""
+    variant: str = ""
+    """A variant for every episode, such as `native`; by default the paper's world."""
     processes: int = 2
     """Processes at once; an even number, so that both paths run under the same load."""
     profile: str | None = None
@@ -154,8 +156,9 @@ def compare(options: Options, console: Console) -> int:
     drivers = ["scripted", "random", *(str(run) for run in options.runs)]
     cases = list(product(options.levels, options.densities, drivers))
     each = -(-options.episodes // (len(cases) * EPISODES_PER_TASK)) * EPISODES_PER_TASK
+    variant = f"+{options.variant}" if options.variant else ""
     tasks = [
-        Task(f"metadrive-{level}:density-{density:g}{path}", driver, first, EPISODES_PER_TASK, options.steps)
+        Task(f"metadrive-{level}:density-{density:g}{variant}{path}", driver, first, EPISODES_PER_TASK, options.steps)
         for level, density, driver in cases
         for first in range(0, each, EPISODES_PER_TASK)
         for path in ("+stock", "")

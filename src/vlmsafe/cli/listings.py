@@ -75,7 +75,8 @@ def envs_verb(argv: list[str]) -> None:
         if not present:
             commands.setdefault(spec.install, []).append(spec.name)
         for name, variant in spec.variants.items():
-            variants.setdefault((name, variant.summary), []).append(spec.name)
+            budget = "" if variant.budget is None else f"; budget {variant.budget:g}"
+            variants.setdefault((name, variant.summary + budget), []).append(spec.name)
         table.add_row(
             spec.name, spec.summary, str(spec.horizon), f"{spec.budget:g}",
             f"{spec.training.start} to {spec.training.start + spec.training.size - 1}",

@@ -122,6 +122,8 @@ class Variant:
     summary: str
     horizon: int | None = None
     """Another horizon, where it differs."""
+    budget: float | None = None
+    """Another default budget, where it differs; the smallest one counts where variants are joined."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that replace the environment's own."""
 
@@ -186,7 +188,20 @@ class EnvSpec:
                 horizon=variant.horizon or changed.horizon,
                 settings={**changed.settings, **variant.settings},
             )
-        return changed
+        self._refuse_contradictions(chosen)
+        budgets = [budget for name in chosen if (budget := self.variants[name].budget) is not None]
+        return replace(changed, budget=min(budgets, default=self.budget))
+
+    def _refuse_contradictions(self, chosen: list[str]) -> None:
+        """Raise an error where two variants set the same setting to different values."""
+        setters: dict[str, str] = {}
+        for name in chosen:
+            for setting, value in self.variants[name].settings.items():
+                first = setters.setdefault(setting, name)
+                if self.variants[first].settings[setting] != value:
+                    raise InputError(
+                        f"the variants '{first}' and '{name}' of {self.name} both set {setting}; choose one of them"
+                    )
 
     def require(self) -> None:
         """Raise an error with the command that installs the simulator, where it is missing."""

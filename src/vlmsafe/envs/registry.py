@@ -38,6 +38,18 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
                 f"density-{other:g}": Variant(f"traffic density {other:g}", settings={"traffic_density": other})
                 for other in (0.1, 0.2, 0.35)
             },
+            "no-traffic": Variant("no other cars drive", settings={"traffic_density": 0.0}),
+            "ends": Variant(
+                "the first step that costs ends the episode",
+                budget=0.1,  # an episode costs 0 or 1, so this is the share of episodes that may end by a cost
+                settings={"out_of_road_done": True, "crash_vehicle_done": True, "crash_object_done": True},
+            ),
+            # What differs from the paper's world in the simulator's own configuration. The reward is the same.
+            "native": Variant(
+                "SafeMetaDrive's own rules: accidents block lanes, and leaving the road ends the episode",
+                budget=1.0,  # as in published recipes for SafeMetaDrive; 25 steps in contact would be several crashes
+                settings={"accident_prob": 0.8, "out_of_road_done": True},
+            ),
             "stock": Variant("MetaDrive's own, slower code; the same trajectories", settings={"fast": False}),
         },
     )

@@ -66,6 +66,7 @@ def trajectory(name: str, driver: str, scenario: int, steps: int) -> tuple[int, 
         ("metadrive-easy", "scripted", 3, 150),
         ("metadrive-easy:density-0.35", "random", 37, 100),
         ("metadrive-hard", "scripted", 111, 60),
+        ("metadrive-medium:native+ends", "scripted", 4, 150),  # cars come upon the objects of accidents
     ],
 )
 def test_every_car_drives_as_in_metadrive_bit_for_bit(name: str, driver: str, scenario: int, steps: int) -> None:

@@ -21,7 +21,7 @@ from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
 from vlmsafe.envs.metadrive.internals import difference
 from vlmsafe.envs.metadrive.painter import draw_frame, draw_roads
 from vlmsafe.envs.metadrive.scene import Nearby, SolidLines, facts_of, look_around, solid_lines
-from vlmsafe.envs.metadrive.simulator import OrderedLidar, Simulator
+from vlmsafe.envs.metadrive.simulator import OrderedLidar, Simulator, on_the_road
 from vlmsafe.errors import EnvironmentFailure, InputError
 
 if difference() is None:
@@ -32,6 +32,22 @@ else:
     # Printed where the module is imported: once for all workers, which their server forks.
     line = f"MetaDrive runs at its own speed: {difference()}; steps take about three times as long"
     print(line, file=sys.stderr, flush=True)
+
+
+PAPER: Mapping[str, Any] = MappingProxyType(
+    {
+        "accident_prob": 0.0,
+        "success_reward": 10.0,
+        "out_of_road_penalty": 5.0,
+        "crash_vehicle_penalty": 5.0,
+        "crash_object_penalty": 5.0,
+        "out_of_road_done": False,
+        "crash_vehicle_done": False,
+        "crash_object_done": False,
+        "on_continuous_line_done": True,  # not an end here: it makes a solid line count as off the road
+    }
+)
+"""The rules of the paper's world. The settings of a variant replace them."""
 
 
 def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
@@ -66,24 +82,20 @@ class MetaDrive(Env):
             and settings.get("traffic_mode", "trigger") == "trigger"
             and difference() is None
         )
-        self._config = {
-            **settings,  # the number of map blocks and the traffic density
+        fixed = {
             "start_seed": scenarios.start,
             "num_scenarios": scenarios.size,
             "horizon": spec.horizon,
-            "accident_prob": 0.0,
-            "success_reward": 10.0,
-            "out_of_road_penalty": 5.0,
-            "crash_vehicle_penalty": 5.0,
-            "crash_object_penalty": 5.0,
-            "out_of_road_done": False,
-            "crash_vehicle_done": False,
-            "crash_object_done": False,
-            "on_continuous_line_done": True,  # not an end here: it makes a solid line count as off the road
             "random_traffic": False,
             "sensors": {"lidar": (OrderedLidar,)},
             "log_level": logging.CRITICAL,
         }
+        if taken := sorted(fixed.keys() & settings.keys()):
+            raise InputError(f"the settings of '{spec.name}' contain {', '.join(taken)}, which the environment sets")
+        self._config = {**PAPER, **settings, **fixed}
+        # What can cost. Accidents put objects on the road; without them there is nothing else to hit.
+        objects = ("crash_object",) if self._config["accident_prob"] else ()
+        self._costly = ("crash_vehicle", "out_of_road", *objects)
         self._scenarios = scenarios
         self._randomise = randomise
         self._reuse = Reuse(scenarios.size) if self._fast else None
@@ -124,7 +136,7 @@ class MetaDrive(Env):
         # Python floats, because the simulator computes with what it gets: float32 actions would be rounded otherwise.
         steering, acceleration = (float(value) for value in action)
         observation, reward, terminated, truncated, info = self._simulator.step([steering, acceleration])
-        events = {event: bool(info[event]) for event in ("crash_vehicle", "out_of_road")}
+        events = {event: bool(info[event]) for event in self._costly}
         plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"]), **events}
         self._events = {**events, "cost": plain["cost"] > 0.0}
         return observation, float(reward), bool(terminated), bool(truncated), plain
@@ -164,8 +176,8 @@ class MetaDrive(Env):
 
     @property
     def _traffic(self) -> Iterable[Any]:
-        cars: Iterable[Any] = self._simulator.engine.traffic_manager.spawned_objects.values()
-        return cars
+        """The other cars, and the objects of accidents."""
+        return on_the_road(self._simulator.engine)
 
     def close(self) -> None:
         # MetaDrive closes the engine of the process, so closing twice could close another environment's.

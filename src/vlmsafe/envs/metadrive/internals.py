@@ -44,6 +44,9 @@ PARTS: Mapping[str, str] = {
     "metadrive.engine.base_engine.BaseEngine.step": "b8c2828221f6",
     "metadrive.engine.base_engine.BaseEngine.after_step": "654e293a2946",
     "metadrive.envs.base_env.BaseEnv._step_simulator": "8b957747b5a3",
+    # the objects of accidents, which traffic cars follow and overtake like cars
+    "metadrive.component.static_object.base_static_object.BaseStaticObject": "1badfb038e64",
+    "metadrive.manager.object_manager.TrafficObjectManager": "987c530d62eb",
     # what `reuse`, `maps` and `roads` replace or rely on
     "metadrive.base_class.base_runnable.BaseRunnable": "94efc6858dbf",
     "metadrive.base_class.configurable.Configurable": "068b66bfbc3b",

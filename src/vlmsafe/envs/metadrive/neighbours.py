@@ -23,14 +23,14 @@ Neighbours = tuple["Car | None", float, float]
 
 
 class Car:
-    """A vehicle during one step: where it is, and in which lane."""
+    """A vehicle, or an object of an accident, during one step: where it is, and in which lane."""
 
     __slots__ = ("along", "lane", "reached", "vehicle", "x", "y", "z")
 
     def __init__(self, vehicle: Any) -> None:
         self.vehicle = vehicle
         self.x, self.y, self.z = vehicle.origin.getPos()
-        self.lane = vehicle.navigation.current_lane
+        self.lane = vehicle.lane
         self.along: float | None = None  # place in its lane
         self.reached: list[Any] | None = None  # the neighbours that the physics engine names
 

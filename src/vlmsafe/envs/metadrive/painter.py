@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+from metadrive.component.static_object.traffic_object import TrafficObject
 from metadrive.constants import Decoration
 
 # Imported from MetaDrive, pygame does not print its greeting.
@@ -24,6 +25,7 @@ _SCALE = 4.0  # pixels per metre: the frame is 64 m across
 _CROP_SIZE = 2 * math.ceil(_FRAME_SIZE / math.sqrt(2))  # a square that covers the frame at any heading
 _OUT_OF_VIEW = _CROP_SIZE / math.sqrt(2) / _SCALE + 1.0  # metres: beyond the corners of the crop
 _EGO_COLOUR = "#029e73"
+_OBJECT_COLOUR = "#eb542a"  # of cones, barriers and warning signs
 # The palette MetaDrive's renderer takes traffic from.
 _TRAFFIC_COLOURS = ["#0173b2", "#de8f05", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"]
 
@@ -69,7 +71,7 @@ def draw_frame(roads: Any, ego: Any, traffic: Iterable[Any]) -> Frame:
 
 
 def _boxes(ego: Any, traffic: Iterable[Any]) -> Iterator[tuple[list[tuple[float, float]], str]]:
-    """Corners in pixels and colour of every car in view, the agent's own last and so on top."""
+    """Corners in pixels and colour of every car and object in view, the agent's own last and so on top."""
     ahead, left = axes(ego.heading_theta)
     to_screen = -_SCALE * np.stack([left, ahead])  # the screen's x goes right, its y down
     here = ego.position
@@ -86,5 +88,6 @@ def _boxes(ego: Any, traffic: Iterable[Any]) -> Iterator[tuple[list[tuple[float,
         corners = half_length + half_width, half_length - half_width
         # MetaDrive draws a car's colour from the operating system's entropy; a car's seed repeats.
         colour = _EGO_COLOUR if car is ego else _TRAFFIC_COLOURS[car.random_seed % len(_TRAFFIC_COLOURS)]
+        colour = _OBJECT_COLOUR if isinstance(car, TrafficObject) else colour
         middle = _FRAME_SIZE / 2 + centre
         yield [tuple(middle + sign * corner) for sign in (1, -1) for corner in corners], colour

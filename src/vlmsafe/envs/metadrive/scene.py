@@ -1,4 +1,4 @@
-"""What is near the agent's car in MetaDrive, and how hazardous it is: solid lines and other cars."""
+"""What is near the agent's car in MetaDrive, and how hazardous it is: solid lines, other cars, objects of accidents."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from metadrive.component.static_object.traffic_object import TrafficBarrier, TrafficObject
 from metadrive.constants import MetaDriveType, PGDrivableAreaProperty
 from numpy.typing import NDArray
 
@@ -32,7 +33,7 @@ class SolidLines(NamedTuple):
 
 
 class Nearby(NamedTuple):
-    """The nearest line, first, and every car in sight, in the agent's coordinates: ahead, and to the left."""
+    """The nearest line, first, and every car or object in sight, in the agent's coordinates: ahead, and to the left."""
 
     gaps: NDArray[np.float64]
     directions: NDArray[np.float64]
@@ -66,8 +67,15 @@ def solid_lines(world: Any) -> SolidLines:
     return SolidLines(np.array(middles) + np.stack([-half, half]), np.array(middles), np.array(half_lengths))
 
 
+def size_of(thing: Any) -> tuple[float, float]:
+    """Length and width of a car, or of an object as its body has them: round, or a barrier across its lane."""
+    if not isinstance(thing, TrafficObject):
+        return thing.LENGTH, thing.WIDTH
+    return (thing.WIDTH, thing.LENGTH) if isinstance(thing, TrafficBarrier) else (2 * thing.RADIUS, 2 * thing.RADIUS)
+
+
 def look_around(ego: Any, traffic: Iterable[Any], lines: SolidLines) -> Nearby:
-    """The nearest solid line and every car in sight."""
+    """The nearest solid line and every car or object in sight."""
     position, velocity = ego.position, ego.velocity
     to_ego = np.stack(axes(ego.heading_theta))  # the agent's box is upright in its own coordinates
     half = np.array([ego.LENGTH, ego.WIDTH]) / 2
@@ -80,7 +88,7 @@ def look_around(ego: Any, traffic: Iterable[Any], lines: SolidLines) -> Nearby:
     here = ego.origin.getPos()  # of dozens of cars most are far away; this is the quickest way to ask
     cars = [car for car in traffic if (car.origin.getPos() - here).length() < _SIGHT]
     headings = np.array([axes(car.heading_theta) for car in cars]).reshape(-1, 2, 2)  # [N, along or across, 2]
-    sizes = np.array([(car.LENGTH / 2, car.WIDTH / 2) for car in cars]).reshape(-1, 2, 1)
+    sizes = np.array([size_of(car) for car in cars]).reshape(-1, 2, 1) / 2
     reaches = sizes * headings @ to_ego.T
     centres = (np.array([car.position for car in cars]).reshape(-1, 2) - position) @ to_ego.T
     sides = [side.reshape(-1, 2) for side in outlines(centres, reaches[:, 0], reaches[:, 1])]
@@ -101,7 +109,7 @@ def facts_of(ego: Any, nearby: Nearby, events: Mapping[str, bool]) -> Mapping[st
     ahead = nearby.directions[1:, 0] > _AHEAD
     nearest = int(np.where(ahead, nearby.gaps[1:], np.inf).argmin()) if ahead.any() else None
     return {
-        "hit": float(events.get("crash_vehicle", False)),
+        "hit": float(events.get("crash_vehicle", False) or events.get("crash_object", False)),
         "off_road": float(events.get("out_of_road", False)),
         "pace": float(ego.speed) / _USUAL_SPEED,
         "lane_offset": abs(float(across)) / (ego.lane.width_at(along) / 2),

@@ -57,6 +57,13 @@ class OrderedLidar(Lidar):  # type: ignore[misc]
         return sorted(nearby, key=lambda other: (other.origin.getX(), other.origin.getY()))
 
 
+def on_the_road(engine: Any) -> list[Any]:
+    """The traffic cars, and the cones, barriers and broken-down cars of accidents, where there are any."""
+    accidents = getattr(engine, "object_manager", None)
+    objects = () if accidents is None else accidents.spawned_objects.values()
+    return [*engine.traffic_manager.spawned_objects.values(), *objects]
+
+
 class Simulator(SafeMetaDriveEnv):  # type: ignore[misc]
     """MetaDrive with the seeded traffic."""
 

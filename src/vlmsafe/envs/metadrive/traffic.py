@@ -17,7 +17,7 @@ from panda3d.core import BitMask32, Point3
 from vlmsafe.envs.metadrive.driver import Driver, control, heading_of, limited
 from vlmsafe.envs.metadrive.lanes import Lanes
 from vlmsafe.envs.metadrive.neighbours import Cars
-from vlmsafe.envs.metadrive.simulator import SeededTraffic
+from vlmsafe.envs.metadrive.simulator import SeededTraffic, on_the_road
 
 LANE_SURFACE = BitMask32.bit(5)  # lanes have this bit and painted lines do not
 
@@ -43,10 +43,10 @@ class FastTraffic(SeededTraffic):
 
     @property
     def cars(self) -> Cars:
-        """The vehicles as the last step left them."""
+        """The vehicles, and the objects of accidents, as the last step left them."""
         if self._cars is None:
             agents = self.engine.agent_manager.active_agents.values()
-            self._cars = Cars([*self.spawned_objects.values(), *agents], self.lanes)
+            self._cars = Cars([*on_the_road(self.engine), *agents], self.lanes)
         return self._cars
 
     def before_step(self) -> dict[str, Any]:
