@@ -129,7 +129,9 @@ def act_plainly(env: Env, task: CollectTask) -> tuple[Array, Array, Array]:
         bounded = np.isfinite(space.low) & np.isfinite(space.high)
         low, high = np.where(bounded, space.low, -1.0), np.where(bounded, space.high, 1.0)
         scaled = low * (0.5 - 0.5 * action) + high * (0.5 + 0.5 * action)
-        sent = np.clip(scaled.astype(space.low.dtype), space.low, space.high)
+        sent = scaled.astype(space.low.dtype)
+        if env.clips:
+            sent = np.clip(sent, space.low, space.high)
         raw, _, _, terminated, truncated, _ = step_episode(env, sent, scenario, t)
         state = see(raw)
         if terminated or truncated:

@@ -75,7 +75,7 @@ class CollectTimed:
         begun = time.process_time()
         share = collect(env, self.task, tick)
         seconds = time.process_time() - begun
-        to_env = ActionMap.to(env.action_space)
+        to_env = ActionMap.to(env.action_space, clips=env.clips)
         actions = np.stack([to_env(action) for action in share.rollout.actions])
         scenarios = [row["scenario"] for row in share.episodes]
         lengths = [row["length"] for row in share.episodes]

@@ -129,7 +129,7 @@ def drive(
 def measure(env: Env, options: Options, first: int, replayed: list[Action] | None = None) -> Driven:
     """One round in one of our environments, driven by its driver, or by actions that are given."""
     assert isinstance(env.action_space, gymnasium.spaces.Box)
-    to_env, rng = ActionMap.to(env.action_space), np.random.default_rng(first)
+    to_env, rng = ActionMap.to(env.action_space, clips=env.clips), np.random.default_rng(first)
     drivers: list[Callable[[], NDArray[np.float64]] | None] = []
 
     def reset(scenario: int) -> None:
@@ -151,11 +151,14 @@ def measure(env: Env, options: Options, first: int, replayed: list[Action] | Non
     return drive(options, steps, reset, step, env.frame, act, first)
 
 
-def plain_bullet(options: Options, first: int, replayed: list[Action]) -> Driven:
-    """The bare package: its own environment, its own picture of everything."""
-    import bullet_safety_gym  # noqa: F401 - which registers it
+def plain_bullet(name: str, options: Options, first: int, replayed: list[Action]) -> Driven:
+    """The bare package: its own environment, its own picture of everything, and as many physics steps per action."""
+    from bullet_safety_gym.envs import builder
 
-    bare = gymnasium.make("SafetyCarReach-v0", obstacles=OBSTACLES, disable_env_checker=True)
+    step_time, _, iterations = builder.get_physics_parameters("ReachGoalTask", "RaceCar")
+    parameters = (step_time, env_spec(name).settings.get("physics_steps", 1), iterations)
+    with mock.patch.object(builder, "get_physics_parameters", return_value=parameters):
+        bare = gymnasium.make("SafetyCarReach-v0", obstacles=OBSTACLES, disable_env_checker=True)
 
     def step(action: Action) -> bool:
         _, _, terminated, truncated, _ = bare.step(action)
@@ -195,7 +198,7 @@ def plain_formula_one(name: str, options: Options, first: int, replayed: list[Ac
 def plain(name: str, options: Options, first: int, replayed: list[Action]) -> Figures | None:
     """The plain way to have an environment's world, where there is one."""
     if name.startswith("bullet-"):
-        return plain_bullet(options, first, replayed).figures
+        return plain_bullet(name, options, first, replayed).figures
     if name.startswith(("formula-one-l1", "formula-one-l2")):
         return plain_formula_one(name, options, first, replayed).figures
     return None

@@ -19,6 +19,7 @@ from vlmsafe.learners.policy import ActionMap
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
 COLUMNS, HEIGHT = 5, 180  # frames in a row, pixels of each
+SECONDS = 8.0  # a row spans 300 steps, or more where they are short
 BORDER = (230, 120, 20)
 
 
@@ -26,8 +27,8 @@ def sheet(name: str) -> Image.Image:
     """Two rows of frames from held-out scenarios."""
     spec = env_spec(name)
     env = spec.make(spec.held_out, randomise=False)
-    to_env = ActionMap.to(env.action_space)
-    apart = max(1, min(spec.horizon or 1000, 300) // COLUMNS)
+    to_env = ActionMap.to(env.action_space, clips=env.clips)
+    apart = max(1, min(spec.horizon or 1000, max(300, round(SECONDS / spec.step_seconds))) // COLUMNS)
     rows = []
     for row, shake in enumerate((0.0, 0.6)):
         env.reset(seed=spec.held_out.start + row)

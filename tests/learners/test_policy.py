@@ -236,6 +236,11 @@ def test_a_mapped_action_is_one_of_the_space(dtype, action):
     assert space.contains(ActionMap.to(space)(action).astype(space.dtype))
 
 
+def test_actions_are_passed_on_beyond_the_bounds_of_an_environment_that_takes_them():
+    action_map = ActionMap.to(gymnasium.spaces.Box(-1.0, np.array([1.0, 3.0], np.float32)), clips=False)
+    np.testing.assert_allclose(action_map(np.array([-2.5, 2.0], np.float32)), [-2.5, 5.0])
+
+
 def test_unbounded_dimensions_are_left_alone():
     space = gymnasium.spaces.Box(
         np.array([-np.inf, -2.0, -np.inf, 0.5], np.float32), np.array([np.inf, 2.0, 3.0, np.inf], np.float32)

@@ -267,6 +267,18 @@ def test_actions_are_stored_as_sampled_and_sent_within_bounds():
     np.testing.assert_array_equal(sent, [to_env(action) for action in rollout.actions])
 
 
+def test_actions_are_sent_as_sampled_to_an_environment_that_does_not_clip():
+    env = Scripted()
+    env.clips = False
+    rollout = collect(env, make_task(200)).rollout
+    middle, half = (
+        (env.action_space.high + env.action_space.low) / 2,
+        (env.action_space.high - env.action_space.low) / 2,
+    )
+    np.testing.assert_allclose(env.actions, middle + half * rollout.actions, rtol=1e-5, atol=1e-5)
+    assert np.max(env.actions) > env.action_space.high
+
+
 @pytest.mark.parametrize(
     ("what", "value", "message"),
     [

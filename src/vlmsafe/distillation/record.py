@@ -92,7 +92,7 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
     traffic_seed = int(rng.integers(2**31)) if task.traffic else -1
     observation = begin_episode(env, scenario, {"traffic_seed": traffic_seed} if task.traffic else None)
     kind, act = driver(KINDS[int(rng.integers(len(KINDS)))], env, task.agents, rng)
-    to_env = ActionMap.to(env.action_space)  # type: ignore[arg-type]
+    to_env = ActionMap.to(env.action_space, clips=env.clips)  # type: ignore[arg-type]
     phase = int(rng.integers(STEPS_APART))
     limit = step_limit(task.step_seconds)
     end, goes_on, finished = limit, rng.random() < GO_ON, False

@@ -61,6 +61,9 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     steering: int = 0
     """The index of the action that steers, where there are two; the other one drives."""
 
+    clips: bool = True
+    """Whether policies' actions are clipped to the action space. Where not, they are passed on as they are."""
+
     isolate: bool = True
     """Whether a reset starts a clean simulator, where the simulator would carry state into the next episode."""
 
@@ -124,6 +127,10 @@ class Variant:
     """Another horizon, where it differs."""
     budget: float | None = None
     """Another default budget, where it differs; the smallest one counts where variants are joined."""
+    step_seconds: float | None = None
+    """Another simulated time per step, where it differs."""
+    version: int | None = None
+    """The variant's own version, where it changed at other times than the environment."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that replace the environment's own."""
 
@@ -186,6 +193,8 @@ class EnvSpec:
             changed = replace(
                 changed,
                 horizon=variant.horizon or changed.horizon,
+                step_seconds=variant.step_seconds or changed.step_seconds,
+                version=variant.version or changed.version,
                 settings={**changed.settings, **variant.settings},
             )
         self._refuse_contradictions(chosen)

@@ -13,6 +13,8 @@ from vlmsafe.errors import InputError, unknown_name
 
 __all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec", "make_env"]
 
+_FORK_STEPS = {"physics_steps": 4, "clips": True}
+"""How the PyPI fork of Bullet Safety-Gym steps."""
 _GYM_PREFIX, _SAFETY_PREFIX = "gym:", "safety-gymnasium:"
 
 
@@ -94,7 +96,8 @@ ENVS: dict[str, EnvSpec] = {
             module="vlmsafe.envs.bullet.env",
             horizon=500,
             budget=25.0,
-            step_seconds=4 / 60,
+            version=2,
+            step_seconds=1 / 60,
             training=Scenarios(0, 10_000),
             held_out=Scenarios(10_000, 40_000),
             package="bullet_safety_gym",
@@ -103,9 +106,16 @@ ENVS: dict[str, EnvSpec] = {
             prompts="bullet",
             indicators=False,
             variants={
+                "four-steps": Variant(
+                    "4 physics steps of 1/60 s per action, which is clipped, as in the PyPI fork: 33 s an episode",
+                    step_seconds=4 / 60,
+                    settings=_FORK_STEPS,
+                ),
                 "fork": Variant(
-                    "the PyPI fork's task: rewards of 3 times the way, a bonus of 30, two alternating goals",
-                    settings={"task": "fork"},
+                    "the PyPI fork's task: 4 steps, rewards of 3 times the way, a bonus of 30, two alternating goals",
+                    step_seconds=4 / 60,
+                    version=1,
+                    settings={"task": "fork", **_FORK_STEPS},
                 ),
             },
         ),

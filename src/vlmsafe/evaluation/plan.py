@@ -72,7 +72,7 @@ class EpisodeTask:
     def drive(self, env: Env, tick: Callable[[int], None]) -> Iterator[tuple[int, EpisodeStep]]:
         """Every step of every episode, with the episode's number in this task, counted from 0."""
         assert isinstance(env.action_space, gymnasium.spaces.Box)
-        to_env = ActionMap.to(env.action_space)
+        to_env = ActionMap.to(env.action_space, clips=env.clips)
         env.isolate = self.isolate
         steps = 0
         for episode, (scenario, traffic_seed) in enumerate(zip(self.scenarios, self.traffic_seeds, strict=True)):

@@ -64,10 +64,13 @@ class Policy:
 
 
 class ActionMap:
-    """From the policy's [-1, 1] to the bounds of an action space; samples beyond them are clipped to them."""
+    """From the policy's [-1, 1] to the bounds of an action space.
 
-    def __init__(self, low: NDArray[Any], high: NDArray[Any]) -> None:
-        self.low, self.high = low, high
+    Samples beyond the bounds are clipped to them, unless `clips` is false.
+    """
+
+    def __init__(self, low: NDArray[Any], high: NDArray[Any], *, clips: bool = True) -> None:
+        self.low, self.high, self._clips = low, high, clips
         bounded = np.isfinite(low) & np.isfinite(high)
         self._bounds = np.stack([np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)])
         # Arrays of one shape for both bounds, allocated once: the map is a handful of tiny numpy calls.
@@ -76,8 +79,8 @@ class ActionMap:
         self._parts = np.empty(self._bounds.shape, np.result_type(self._bounds, np.float32))
 
     @classmethod
-    def to(cls, space: gymnasium.spaces.Box) -> ActionMap:
-        return cls(space.low, space.high)
+    def to(cls, space: gymnasium.spaces.Box, *, clips: bool = True) -> ActionMap:
+        return cls(space.low, space.high, clips=clips)
 
     def __call__(self, action: Array) -> NDArray[Any]:
         """The environment's action, in a new array, for the policy's, which is float32."""
@@ -88,6 +91,8 @@ class ActionMap:
         np.multiply(shares, self._bounds, parts)  # each bound in its share, because high - low could overflow
         # Clipped in the space's own type: a bound such as 0.7 is another number in float32.
         scaled: NDArray[Any] = np.add(parts[0], parts[1]).astype(self.low.dtype, copy=False)
+        if not self._clips:
+            return scaled
         np.maximum(scaled, self.low, out=scaled)
         return np.minimum(scaled, self.high, out=scaled)
 

@@ -262,7 +262,7 @@ def collect(
     assert isinstance(env.action_space, gymnasium.spaces.Box)
     sizes = DescribeTask().run(env, tick)
     rng = np.random.default_rng(task.seed)
-    act, to_env = task.policy.act, ActionMap.to(env.action_space)
+    act, to_env = task.policy.act, ActionMap.to(env.action_space, clips=env.clips)
     running = RunningNormaliser(task.normaliser) if task.normaliser is not None else None
     see = running.see if running is not None else _copy
     watcher = Watcher(env, task.watch, task.seed, sender)

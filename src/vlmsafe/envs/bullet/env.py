@@ -1,8 +1,10 @@
 """Bullet Safety-Gym's SafetyCarReach: a car drives to goals among eight puddles and a box that moves in a circle.
 
 The reward of a step is the metres by which the goal comes nearer, plus 5 for reaching it; a new goal then appears
-elsewhere. A step in a puddle or against the box costs 1. This is the task as first published. The package on PyPI pays
-3 per metre and 30 for a goal, and its goals alternate between two corners: that is the variant `fork`.
+elsewhere. A step in a puddle or against the box costs 1. This is the task as first published, with one physics step of
+1/60 s per action. The package on PyPI is a fork. It takes four physics steps per action and clips actions, as the
+variant `four-steps` does. It also pays 3 per metre and 30 for a goal, and its goals alternate between two corners: that
+is the variant `fork`.
 """
 
 from __future__ import annotations
@@ -29,13 +31,16 @@ from vlmsafe.envs.bullet.scene import (
     puddle_hazard,
 )
 from vlmsafe.envs.bullet.world import OBSERVATIONS, TASKS, World
-from vlmsafe.errors import unknown_name
+from vlmsafe.errors import InputError, unknown_name
 
 _LARGEST = 1000.0  # the package's bound of observations, which none reaches
 
 
 class BulletCarReach(Env):
-    """The environment of this module's description. Actions are the speed of the wheels and the steering."""
+    """The environment of this module's description. Actions are the speed of the wheels and the steering.
+
+    Actions beyond [-1, 1] ask for more speed and steering, as in the original, unless the settings clip them.
+    """
 
     steering = 1
 
@@ -46,7 +51,9 @@ class BulletCarReach(Env):
         assert spec.horizon is not None
         self.observation_space = gymnasium.spaces.Box(-_LARGEST, _LARGEST, (OBSERVATIONS,), np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.clips = bool(spec.settings.get("clips", False))
         self._task = TASKS[task]
+        self._physics_steps = int(spec.settings.get("physics_steps", 1))
         self._scenarios = scenarios
         self._horizon = spec.horizon
         self._indicators = bool(spec.indicators)
@@ -59,7 +66,7 @@ class BulletCarReach(Env):
         super().reset(seed=seed)
         scenario = self._scenarios.choose(seed, self.np_random)
         if self._world is None:
-            self._world = World(self._task)
+            self._world = World(self._task, self._physics_steps)
         self._world.start(scenario)
         self._steps, self._path, self._cost = 0, 0.0, 0.0
         self._gained = 0.0
@@ -68,8 +75,10 @@ class BulletCarReach(Env):
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         world = self._running()
+        if not np.isfinite(action).all():
+            raise InputError(f"the action is {action}; expected two finite numbers, wheel speed and steering")
         before, goals = world.place, world.goals
-        reward, self._cost = world.advance(np.asarray(action, np.float64))
+        reward, self._cost = world.advance(np.clip(action, -1.0, 1.0) if self.clips else action)
         self._steps += 1
         self._path += math.hypot(*(world.place - before))
         if world.goals > goals:

@@ -119,12 +119,12 @@ def _global_generators(seed: int) -> Iterator[None]:
 class _Bodies(EnvironmentBuilder):  # type: ignore[misc]
     """The package's world without its constructor, which makes spaces that Gymnasium warns about."""
 
-    def __init__(self) -> None:
+    def __init__(self, physics_steps: int) -> None:
         self.input_parameters = {"agent": "RaceCar", "task": "ReachGoalTask", "obstacles": _OBSTACLES, "world": _ROOM}
         self.use_graphics = self.debug = False
-        step, substeps, iterations = get_physics_parameters("ReachGoalTask", "RaceCar")
-        self.time_step, self.frame_skip, self.number_solver_iterations = step, substeps, iterations
-        self.dt = step * substeps
+        step, _, iterations = get_physics_parameters("ReachGoalTask", "RaceCar")
+        self.time_step, self.frame_skip, self.number_solver_iterations = step, physics_steps, iterations
+        self.dt = step * physics_steps
         self.bc = self._setup_client_and_physics()
         self.bullet_client_id = self.bc._client
         self._setup_simulation()
@@ -144,10 +144,11 @@ class World:
     velocity: tuple[float, float, float]
     goal_distance: float
 
-    def __init__(self, task: ReachTask) -> None:
+    def __init__(self, task: ReachTask, physics_steps: int) -> None:
+        """`physics_steps` of 1/60 s make a step."""
         self.task = task
         with _global_generators(0), real_streams():
-            self.bodies: Any = _Bodies()
+            self.bodies: Any = _Bodies(physics_steps)
         self._client: int = self.bodies.bullet_client_id
         self._car_id: int = self.bodies.agent.body_id
         self._box, *self._puddles = self.bodies.obstacles
@@ -214,7 +215,7 @@ class World:
         """One step: (reward, cost)."""
         before = self.goal_distance
         self._steps += 1
-        self.bodies.agent.apply_action(action)
+        self._command(*np.asarray(action, np.float64).tolist())
         self._move_box()
         pb.stepSimulation(physicsClientId=self._client)
         self._look()
@@ -226,6 +227,20 @@ class World:
             self.goals += 1
             self._next_goal()
         return reward, cost
+
+    def _command(self, speed: float, steering: float) -> None:
+        """Set the motors; the package's own function clips actions, and the original's does not."""
+        agent = self.bodies.agent
+        for wheel in agent.motorized_wheels:
+            pb.setJointMotorControl2(
+                self._car_id, wheel, pb.VELOCITY_CONTROL, targetVelocity=speed * agent.speed_multiplier,
+                force=agent.max_force, physicsClientId=self._client,
+            )  # fmt: skip
+        for hinge in agent.steering_links:
+            pb.setJointMotorControl2(
+                self._car_id, hinge, pb.POSITION_CONTROL, targetPosition=steering * agent.steering_multiplier,
+                physicsClientId=self._client,
+            )  # fmt: skip
 
     def _look(self) -> None:
         """Read the car's state, and what it touches."""
