@@ -41,7 +41,7 @@ from vlmsafe.errors import MissingDependencyError
 from vlmsafe.training.collect import CollectTask, collect
 
 if TYPE_CHECKING:
-    from vlmsafe.config.settings import LearnerConfig
+    from vlmsafe.config.learning import LearnerConfig
     from vlmsafe.signals.scorers.api import Inputs, Scorer
 
 HIDDEN, OBSERVATION, ACTIONS = (64, 64), 259, 2

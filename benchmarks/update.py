@@ -30,8 +30,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from vlmsafe.config.learning import LearnerConfig
 from vlmsafe.config.methods import METHODS
-from vlmsafe.config.settings import LearnerConfig
 from vlmsafe.learners.advantages import Batch
 from vlmsafe.learners.learner import Learner
 from vlmsafe.learners.networks import Stack

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from vlmsafe import train
 from vlmsafe.analysis.multiplier_replay import AGREEMENT, SCHEMA, rebuild, replay, summarise
+from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
 from vlmsafe.config.methods import METHODS, Method
-from vlmsafe.config.settings import LearnerConfig, MultiplierConfig, SignalConfig
+from vlmsafe.config.settings import SignalConfig
 from vlmsafe.errors import InputError
 from vlmsafe.learners.multipliers import make_multiplier
 from vlmsafe.paper.published import published

@@ -29,6 +29,22 @@ def test_settings_of_other_learners_do_not_count():
     assert [d.setting for d in differences(other, other | {"learner.focops_eta": 9.0})] == ["learner.focops_eta"]
 
 
+def test_a_start_counts_and_its_seed_does_not():
+    one = settings("ppo-lag") | {"init_from": "clones/seed-1", "seed": 1}
+    assert differences(one, one | {"init_from": "clones/seed-12", "seed": 12}) == []
+    assert [d.setting for d in differences(one, one | {"init_from": "others/seed-1"})] == ["init_from"]
+    assert [d.setting for d in differences(one, settings("ppo-lag"))] == ["init_from"]
+
+
+def test_a_schedule_counts_where_a_rate_falls():
+    one, constant = settings("ppo-lag"), settings("ppo-lag", learner__lr_decay=False)
+    changed = {"learner.lr_schedule": "cosine", "learner.lr_floor": 0.1}
+    assert {d.setting for d in differences(one, one | changed)} == set(changed)
+    assert differences(constant, constant | changed) == []
+    cpo = settings("cpo")
+    assert differences(cpo, cpo | changed) == []
+
+
 def test_settings_of_a_signal_that_is_not_there_do_not_count():
     one = settings("ppo-lag")
     changed = {"signal.every": 9, "multiplier.signal_weight": 5.0, "signal.gate": "calibrated"}

@@ -42,13 +42,15 @@ def _part(kind: type, **special: Any) -> Any:
             return st.one_of(field_strategy(option) for option in get_args(hint))
         if dataclasses.is_dataclass(hint):
             return _part(hint)
+        if get_origin(hint) is tuple:
+            return st.lists(field_strategy(get_args(hint)[0]), max_size=4).map(tuple)
         return {bool: st.booleans(), int: _count, float: _number, str: _text, type(None): st.none()}[hint]
 
     hints = get_type_hints(kind)
     return st.builds(kind, **{n: special[n] if n in special else field_strategy(hint) for n, hint in hints.items()})
 
 
-_learners = _part(LearnerConfig, hidden=st.lists(_count, max_size=4).map(tuple))
+_learners = _part(LearnerConfig)
 _multipliers = _part(MultiplierConfig, upper_bound=st.none() | _number | st.just(math.inf))
 configs = st.builds(
     TrainConfig,
@@ -59,9 +61,14 @@ configs = st.builds(
     steps_per_epoch=_count,
     num_envs=_count,
     run_dir=st.none() | _path,
+    init_from=st.none() | _text,
+    init_critics=st.booleans(),
+    init_std=st.none() | _number | st.lists(_number, max_size=2).map(tuple),
     budget=st.none() | _number,
     cost_window=st.just("epoch") | _count,
     normalise_observations=st.booleans(),
+    observation_clip=_number,
+    action_repeat=_count,
     frame_indicators=st.booleans(),
     fresh_workers=st.sampled_from(["auto", "always", "never"]),
     max_worker_restarts=_count,
@@ -88,7 +95,7 @@ def _replace(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 def test_the_strategies_cover_every_setting():
     """A field added to the run's configuration must be added to the round trips here."""
-    assert len(dataclasses.fields(TrainConfig)) == 19
+    assert len(dataclasses.fields(TrainConfig)) == 24
 
 
 @quick

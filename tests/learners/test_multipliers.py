@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmsafe.config.settings import MultiplierConfig
+from vlmsafe.config.learning import MultiplierConfig
 from vlmsafe.learners.multipliers import (
     AdamMultiplier,
     Bracket,

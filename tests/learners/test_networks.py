@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmsafe.config.settings import LearnerConfig
+from vlmsafe.config.learning import LearnerConfig
 from vlmsafe.learners.advantages import Batch
 from vlmsafe.learners.networks import POLICY, Shape, Stack
 from vlmsafe.learners.ppo import PPO, PPOLagrangian

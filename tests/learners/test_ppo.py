@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlmsafe.config.settings import LearnerConfig
+from vlmsafe.config.learning import LearnerConfig
 from vlmsafe.learners.advantages import Batch
 from vlmsafe.learners.networks import Shape
 from vlmsafe.learners.policy import mean_kl
@@ -328,8 +328,8 @@ def test_without_early_stopping_every_pass_is_made():
 def test_the_policys_rate_falls_linearly_and_the_critics_stays(epoch, epochs, decay, factor):
     learner = make_learner(dataclasses.replace(CONFIG, lr_decay=decay))
     eager = Eager(learner, actor_lr=CONFIG.actor_lr * factor)
-    learner.set_actor_lr(4, 5)  # an earlier epoch's rate leaves no trace
-    learner.set_actor_lr(epoch, epochs)
+    learner.set_learning_rates(4, 5)  # an earlier epoch's rate leaves no trace
+    learner.set_learning_rates(epoch, epochs)
     batch = make_batch(1)
     learner.update(batch, 0.5, 0.0, np.random.default_rng(0))
     eager.update(batch, 0.5, np.random.default_rng(0))
@@ -386,8 +386,9 @@ def test_a_state_does_not_change_under_later_updates():
 
 def test_an_update_leaves_the_batch_alone():
     batch = make_batch(1)
+    batch = dataclasses.replace(batch, values=batch.targets + 1.0)
     kept = {field.name: getattr(batch, field.name).copy() for field in dataclasses.fields(batch)}
-    make_learner().update(batch, 0.5, 0.0, np.random.default_rng(0))
+    make_learner(dataclasses.replace(CONFIG, value_clip=0.1)).update(batch, 0.5, 0.0, np.random.default_rng(0))
     for name, array in kept.items():
         np.testing.assert_array_equal(getattr(batch, name), array, err_msg=name)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from vectors import batch, load_parameters, reference_name, scalars, update, vector_names
 
+from vlmsafe.config.learning import MultiplierConfig
 from vlmsafe.config.methods import METHODS
-from vlmsafe.config.settings import MultiplierConfig
 from vlmsafe.learners.advantages import gae, standardise
 from vlmsafe.learners.multipliers import make_multiplier
 from vlmsafe.learners.registry import LEARNERS

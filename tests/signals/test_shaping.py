@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmsafe.config.settings import MultiplierConfig
+from vlmsafe.config.learning import MultiplierConfig
 from vlmsafe.learners.multipliers import AdamMultiplier
 from vlmsafe.signals.rules import Scores
 from vlmsafe.signals.shaping import Signals, cost_bonus, due, excess, hold, path_means, path_sums, reward_bonus

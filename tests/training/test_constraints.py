@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from vlmsafe.config.settings import MultiplierConfig, SignalConfig, SignalMultiplierConfig, TrainConfig
+from vlmsafe.config.learning import MultiplierConfig
+from vlmsafe.config.settings import SignalConfig, SignalMultiplierConfig, TrainConfig
 from vlmsafe.training.constraints import Constraints
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from vlmsafe import TrainConfig, resume, train
+from vlmsafe.analysis.multiplier_replay import rebuild
 from vlmsafe.config.methods import METHODS
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of
@@ -28,10 +29,15 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_other_ones(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"num_envs": 2}, {"fresh_workers": "always"}, {"cost_window": "epoch"},
-                                      {"method": "ppo"}, {"normalise_observations": False}])  # fmt: skip
+                                      {"method": "ppo"}, {"normalise_observations": False}, {"action_repeat": 3},
+                                      {"observation_clip": 2.0, "multiplier": {"warmup_epochs": 3}},
+                                      {"learner": {"update_iters": 2, "critic_warmup_epochs": 3, "std_floor": 0.9,
+                                                   "scale_rewards": True, "value_clip": 0.2, "output_gain": 0.01,
+                                                   "lr_schedule": "cosine", "lr_floor": 0.1, "critic_lr_decay": True,
+                                                   "initial_mean": 0.5, "initial_std": 0.8}}])  # fmt: skip
 def test_resumed_run_equals_uninterrupted_run(tmp_path, settings):
-    whole = train(**SMALL, **settings, run_dir=str(tmp_path / "whole"))
-    cut = train(**SMALL, **settings, run_dir=str(tmp_path / "cut"))
+    settings = SMALL | settings
+    whole, cut = (train(**settings, run_dir=str(tmp_path / name)) for name in ("whole", "cut"))
     for epoch in (3, 4):  # as if the run had been killed in its third epoch, the rows of later ones half written
         path_of(cut.checkpoints, epoch).unlink()
     resume(cut.path, quiet=True)
@@ -106,6 +112,44 @@ def test_multiplier_is_updated_before_the_policy_from_the_windowed_episode_cost(
         assert row["cost_gap"] == pytest.approx(row["episode_cost"] - row["budget"])
     # Adam's first step is its learning rate, upwards because the cost exceeds the budget.
     assert run.rows("epochs")[0]["multiplier"] == pytest.approx(0.001 + 0.035, abs=1e-6)
+
+
+def test_multiplier_keeps_its_value_while_it_warms_up(tmp_path):
+    plain = train(**SMALL, run_dir=str(tmp_path / "plain"))
+    held = train(**SMALL, multiplier={"warmup_epochs": 2}, run_dir=str(tmp_path / "held"))
+    assert [row["multiplier"] for row in held.rows("epochs")[:2]] == [0.001, 0.001]
+    assert held.rows("epochs")[0]["cost_gap"] == plain.rows("epochs")[0]["cost_gap"]
+    # Its first move is as large as that of a multiplier that moves at once: the moments have waited too.
+    for row in (held.rows("epochs")[2], plain.rows("epochs")[0]):
+        assert row["multiplier"] == pytest.approx(0.036, abs=1e-9)
+    rebuilt = rebuild(held.rows("epochs"), held.config.multiplier)
+    np.testing.assert_allclose(rebuilt, [row["multiplier"] for row in held.rows("epochs")])
+
+
+def test_the_policy_stays_while_the_critics_are_fitted(tmp_path):
+    learner = {"update_iters": 2, "critic_warmup_epochs": 2}
+    run = train(**SMALL | {"learner": learner, "checkpoint": {"keep": 9}}, run_dir=str(tmp_path / "run"))
+    start, *later = (load_checkpoint(path_of(run.checkpoints, epoch)).arrays["networks"] for epoch in (0, 1, 2, 3))
+    assert [np.array_equal(one[0], start[0]) for one in later] == [True, True, False]
+    assert all((one[1:] != start[1:]).any(axis=1).all() for one in later)
+    assert [row["kl"] > 0.0 for row in run.rows("epochs")] == [False, False, True, True]
+
+
+def test_scaled_rewards_reach_the_critic_and_no_record(tmp_path):
+    plain, scaled = (
+        train(**SMALL | {"learner": {"update_iters": 2, "scale_rewards": on}}, run_dir=str(tmp_path / str(on)))
+        for on in (False, True)
+    )
+    first, other = plain.rows("epochs")[0], scaled.rows("epochs")[0]
+    assert first["env_return"] == other["env_return"]
+    assert other["reward_critic_loss"] < first["reward_critic_loss"]
+    assert other["cost_critic_loss"] == pytest.approx(first["cost_critic_loss"], rel=0.1)
+
+
+def test_values_per_action_must_be_as_many_as_there_are_actions(tmp_path):
+    with pytest.raises(InputError, match=r"learner.initial_std has 3 values, but 'speeding' has 1 actions"):
+        train(**SMALL | {"learner": {"initial_std": (0.1, 0.2, 0.3)}}, run_dir=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_epoch_window_counts_only_the_epochs_own_episodes(tmp_path):

@@ -17,7 +17,7 @@ import polars as pl
 
 from vlmsafe.analysis.auc import Float64
 from vlmsafe.analysis.tables import floats, require_columns
-from vlmsafe.config.settings import MultiplierConfig
+from vlmsafe.config.learning import MultiplierConfig
 from vlmsafe.errors import InputError
 from vlmsafe.learners.multipliers import make_multiplier
 
@@ -51,7 +51,7 @@ def rebuild(rows: Rows, config: MultiplierConfig) -> Float64:
     assert multiplier is not None
     values = []
     for row in rows:
-        if row["episodes"]:
+        if row["episodes"] and row["epoch"] > config.warmup_epochs:
             bracket = multiplier.bracket(row["episode_cost"], row["budget"], row["negative_score"])
             multiplier.update(bracket, row["episode_cost"])
         values.append(multiplier.value)

@@ -51,7 +51,7 @@ _PARTS_OF_SIGNAL = (
 # Conditions of training. A comparison is about one of them only if it says so.
 CONDITIONS = (
     "total_steps", "steps_per_epoch", "num_envs", "budget", "cost_window", "normalise_observations",
-    "frame_indicators",
+    "observation_clip", "action_repeat", "init_from", "init_critics", "init_std", "frame_indicators",
 )  # fmt: skip
 
 
@@ -68,6 +68,11 @@ def effective(settings: Settings) -> dict[str, Any]:
             return False
         if algorithm == "cpo" and re.fullmatch(_FIRST_ORDER_ONLY, name):
             return False
+        if name in ("learner.lr_schedule", "learner.lr_floor"):
+            falls = settings.get("learner.lr_decay", True) and algorithm != "cpo"
+            return bool(falls or settings.get("learner.critic_lr_decay"))
+        if name == "observation_clip":
+            return bool(settings["normalise_observations"])
         if name.startswith("signal.") or name.startswith("multiplier.signal_") or name == "frame_indicators":
             return signal and _signal_counts(name, settings)
         if name.startswith("multiplier.pid_"):
@@ -78,7 +83,11 @@ def effective(settings: Settings) -> dict[str, Any]:
             return multiplier != "none"
         return True
 
-    return {name: value for name, value in settings.items() if counts(name)}
+    found = {name: value for name, value in settings.items() if counts(name)}
+    if found.get("init_from") is not None:
+        # Each seed may start from a run of its own; these runs then differ in their seed, as those that start do.
+        found["init_from"] = re.sub(rf"seed-{settings['seed']}(?!\d)", "seed-<seed>", str(found["init_from"]))
+    return found
 
 
 def _signal_counts(name: str, settings: Settings) -> bool:

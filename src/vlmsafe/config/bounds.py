@@ -37,6 +37,8 @@ class Bounds:
         if math.isfinite(self.high):
             ends = ", both excluded" if self.exclusive else ""
             return f"it must lie between {self.low:g} and {self.high:g}{ends}"
+        if math.isinf(self.low):
+            return "it must be finite"
         return f"it must be finite and {f'greater than {self.low:g}' if self.exclusive else f'{self.low:g} or greater'}"
 
 
@@ -59,6 +61,7 @@ PositiveInt = Annotated[int, Bounds(0, exclusive=True)]
 NonNegativeInt = Annotated[int, Bounds(0)]
 Positive = Annotated[float, Bounds(0, exclusive=True)]
 NonNegative = Annotated[float, Bounds(0)]
+Finite = Annotated[float, Bounds(-math.inf)]
 Share = Annotated[float, Bounds(0, 1)]
 OpenShare = Annotated[float, Bounds(0, 1, exclusive=True)]
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.config.settings import PLACE, LearnerConfig, MultiplierConfig, SignalConfig, TrainConfig
+from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
+from vlmsafe.config.settings import PLACE, SignalConfig, TrainConfig
 from vlmsafe.config.yaml import flatten, from_dict, read_yaml, to_dict
 from vlmsafe.errors import InputError, unknown_name
 

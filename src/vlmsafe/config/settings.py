@@ -7,6 +7,7 @@ replaces some of them, then a YAML file, then the command line. The bounds of a 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,10 +25,12 @@ from vlmsafe.config.bounds import (
     Share,
     out_of_bounds,
 )
+from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
 from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.kernels import Kernels
+from vlmsafe.numerics.normaliser import CLIP
 from vlmsafe.signals.prompts import shipped_prompts
 from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.service.spec import parse_address
@@ -36,94 +39,6 @@ PLACE = frozenset({"signal.service", "signal.service_wait"})
 """Settings that say where the scorer runs. They do not affect results: a run may be resumed with other values."""
 
 _DEVICES = Pattern(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
-
-Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo"]
-
-
-@dataclass(frozen=True)
-class LearnerConfig:
-    """How the policy and its critics are trained."""
-
-    algorithm: Algorithm = "ppo-lag"
-    """Which learner updates the policy; the method decides."""
-    variant: Literal["engine", "published"] = "engine"
-    """Which form to follow where the paper's engine departs from the published algorithm."""
-    hidden: tuple[PositiveInt, ...] = (64, 64)
-    """Units of each hidden layer of the policy and of each critic."""
-    initial_std: Positive = 1.0
-    """Standard deviation of a new policy's actions, which lie between -1 and 1."""
-    update_iters: PositiveInt = 40
-    """Passes over an epoch's samples, at most."""
-    batch_size: PositiveInt = 64
-    """Samples per minibatch; the last, smaller one of a pass is used too."""
-    target_kl: Positive = 0.02
-    """Divergence from the policy that collected the samples beyond which no further pass is made."""
-    kl_early_stop: bool = True
-    """Whether passes stop once the target divergence is exceeded."""
-    actor_lr: Positive = 3e-4
-    """Adam's learning rate for the policy."""
-    critic_lr: Positive = 3e-4
-    """Adam's learning rate for the critics."""
-    lr_decay: bool = True
-    """Whether the policy's learning rate falls linearly to zero over the run; the critics' stays."""
-    clip_ratio: Positive = 0.2
-    """PPO's clip range for the probability ratio."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus, the mean over actions, in the policy loss."""
-    max_grad_norm: Positive = 40.0
-    """Gradient norm to which each network's gradient is clipped."""
-    critic_penalty: NonNegative = 0.001
-    """Weight of the sum of squared critic parameters in the critic loss."""
-    gamma: Share = 0.99
-    """Discount of rewards and of costs."""
-    gae_lambda: Share = 0.95
-    """Trade-off of generalised advantage estimation for rewards."""
-    cost_gae_lambda: Share = 0.95
-    """Trade-off of generalised advantage estimation for costs."""
-    standardise_cost_advantage: bool = False
-    """Whether cost advantages are divided by their deviation; they are centred in any case."""
-    focops_eta: Positive = 0.02
-    """FOCOPS: divergence beyond which a sample counts as out of the trust region."""
-    focops_temperature: Positive = 1.5
-    """FOCOPS: weight of the divergence against the advantage."""
-    p3o_penalty: Positive = 20.0
-    """P3O: weight of the exact penalty on the cost surrogate, kappa."""
-    cg_iters: PositiveInt = 15
-    """CPO: iterations of conjugate gradients."""
-    cg_damping: NonNegative = 0.1
-    """CPO: multiple of the identity added to the Fisher matrix."""
-    line_search_steps: PositiveInt = 20
-    """CPO: how often a step is shortened before it is given up."""
-    line_search_decay: Share = 0.8
-    """CPO: factor by which a step is shortened."""
-
-
-@dataclass(frozen=True)
-class MultiplierConfig:
-    """How the Lagrange multiplier follows the episode cost."""
-
-    kind: Literal["none", "adam", "gradient", "pid"] = "adam"
-    """Rule that moves the multiplier; the method decides."""
-    initial: NonNegative = 0.001
-    """Multiplier before the first epoch, lambda_0; for pid, the start of its integral."""
-    learning_rate: Positive = 0.035
-    """Adam's learning rate for the multiplier, eta_1."""
-    upper_bound: float | None = None
-    """Largest value the multiplier may take; unbounded by default."""
-    signal_weight: NonNegative = 0.0
-    """Weight of the signal term that is added to the cost gap, eta_2."""
-    signal_reference: Share = 0.5
-    """Level of the mean negative score at which the signal term vanishes, tau."""
-    pid_kp: NonNegative = 0.1
-    """pid: gain of the smoothed gap."""
-    pid_ki: NonNegative = 0.01
-    """pid: gain of the summed gap."""
-    pid_kd: NonNegative = 0.01
-    """pid: gain of the rise of the smoothed cost."""
-    pid_delay: PositiveInt = 10
-    """pid: epochs over which the rise is taken."""
-    pid_smoothing: Share = 0.95
-    """pid: weight of the past in the smoothed gap and cost."""
 
 
 @dataclass(frozen=True)
@@ -232,12 +147,22 @@ class TrainConfig:
     """Worker processes, each with a simulator of its own."""
     run_dir: Path | None = None
     """Directory of the run; by default runs/<env>/<method>/seed-<seed>."""
+    init_from: str | None = None
+    """Run directory, or checkpoint file, whose policy and normaliser the run begins with; by default a new policy."""
+    init_critics: bool = False
+    """Whether the run also begins with the critics of init_from, as far as both have them."""
+    init_std: Positive | tuple[Positive, ...] | None = None
+    """Standard deviation of the actions of init_from's policy, one for all or one per action; by default its own."""
     budget: NonNegative | None = None
     """Cost budget d per episode; by default the environment's own."""
     cost_window: PositiveInt | Literal["epoch"] = 100
     """Finished episodes whose mean is the episode cost J_C, or 'epoch' for those of the epoch alone."""
     normalise_observations: bool = True
     """Whether observations are standardised by their running mean and deviation."""
+    observation_clip: Positive = CLIP
+    """Deviations from the mean at which standardised observations are cut."""
+    action_repeat: PositiveInt = 1
+    """Simulator steps for which an action is kept. Together they are one step of the run, with their summed cost."""
     frame_indicators: bool = False
     """Whether frames show the simulator's own cost indicators, as published; they tell a scorer the answer."""
     fresh_workers: Literal["auto", "always", "never"] = "auto"
@@ -265,8 +190,9 @@ class TrainConfig:
 
     @property
     def spec(self) -> EnvSpec:
-        """The environment, with frames as this run wants them."""
-        return env_spec(self.env, indicators=True if self.frame_indicators else None)
+        """The environment, with frames and the length of a step as this run wants them."""
+        spec = env_spec(self.env, indicators=True if self.frame_indicators else None)
+        return dataclasses.replace(spec, repeat=self.action_repeat)
 
     def resolved(self) -> TrainConfig:
         """The same run, checked, with every default filled in that depends on another setting."""
@@ -276,6 +202,7 @@ class TrainConfig:
             budget=spec.budget if self.budget is None else self.budget,
             frame_indicators=bool(spec.indicators),
             run_dir=self.run_dir or default_run_dir(self),
+            init_from=None if self.init_from is None else os.path.abspath(self.init_from),
             signal=_resolved_signal(self.signal, spec),
         )
         problems = list(_problems(config))
@@ -323,6 +250,9 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     for name, part in (("multiplier", config.multiplier), ("signal.multiplier", signal.multiplier)):
         if part.upper_bound is not None and not part.upper_bound >= part.initial:
             yield f"{name}.upper_bound is {part.upper_bound}; it must be at least {name}.initial, {part.initial}"
+    if config.init_from is None and (config.init_critics or config.init_std is not None):
+        given = "init_critics" if config.init_critics else "init_std"
+        yield f"{given} is set, but init_from is not; name a run to start from"
     frames, episodes = signal.calibration.frames, signal.calibration.episodes
     if frames is not None and frames < max(4, episodes):
         yield (

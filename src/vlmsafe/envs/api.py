@@ -95,6 +95,55 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
         return {}
 
 
+class RepeatedAction(Env):
+    """An environment whose steps are several steps of another one with the same action.
+
+    Rewards and costs are summed, and an episode that ends within a step ends with it. Everything else is that of the
+    last step.
+    """
+
+    def __init__(self, env: Env, times: int) -> None:
+        self._env, self._times = env, times
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.metadata, self.render_mode = env.metadata, env.render_mode
+        self.steering = env.steering
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        self._env.isolate = self.isolate
+        return self._env.reset(seed=seed, options=options)
+
+    def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        total, costs = 0.0, []
+        for _ in range(self._times):
+            observation, reward, terminated, truncated, info = self._env.step(action)
+            total += float(reward)
+            costs += [info["cost"]] if "cost" in info else []
+            if terminated or truncated:
+                break
+        # An environment without a cost stays one: the caller reports it.
+        return observation, total, terminated, truncated, {**info, **({"cost": sum(costs)} if costs else {})}
+
+    def frame(self) -> Frame:
+        return self._env.frame()
+
+    def progress(self) -> Mapping[str, float]:
+        return self._env.progress()
+
+    def hazard(self) -> float:
+        return self._env.hazard()
+
+    def expert(self) -> Callable[[], NDArray[np.float64]] | None:
+        return self._env.expert()
+
+    def facts(self) -> Mapping[str, float]:
+        return self._env.facts()
+
+    def close(self) -> None:
+        self._env.close()
+
+
 def as_frame(image: Any, source: str) -> Frame:
     """Check that what `source` rendered is a frame."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
@@ -146,7 +195,7 @@ class EnvSpec:
     module: str
     """Module with `make(spec, scenarios, randomise) -> Env`; imported only when an environment is made."""
     horizon: int | None
-    """Steps after which an episode is cut; None where only the environment knows."""
+    """Simulator steps after which an episode is cut; None where only the environment knows."""
     budget: float
     """Default cost budget d per episode."""
     training: Scenarios
@@ -156,7 +205,7 @@ class EnvSpec:
     version: int | None = 1
     """Rises whenever the same seed and actions give other numbers; None where the environment is not this package's."""
     step_seconds: float = 0.1
-    """Simulated time per step."""
+    """Simulated time per step of the simulator."""
     fresh_process: bool = False
     """Whether an episode depends on what ran before it in the same process, so that exact repeats need a new one."""
     seeds_honoured: bool = True
@@ -179,6 +228,13 @@ class EnvSpec:
     """Settings in which it differs from other environments of the same module."""
     variants: Mapping[str, Variant] = field(default_factory=dict)
     """Its named variants; several are joined by `+`."""
+    repeat: int = 1
+    """Simulator steps for which an action is kept; together they are one step for those who use the environment."""
+
+    @property
+    def longest(self) -> int | None:
+        """Steps of the longest episode for those who use the environment; None where only the environment knows."""
+        return None if self.horizon is None else -(-self.horizon // self.repeat)
 
     def varied(self, names: str) -> EnvSpec:
         """The environment in one or more of its variants, such as `long` or `long+sighted`."""
@@ -228,4 +284,4 @@ class EnvSpec:
         self.require()
         module = importlib.import_module(self.module)
         env: Env = module.make(self, scenarios or self.training, randomise)
-        return env
+        return env if self.repeat == 1 else RepeatedAction(env, self.repeat)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.plan import Plan, policy_shape
+from vlmsafe.evaluation.plan import Plan
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.gate import GATES, AnyGate, Gate, ProbabilityGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
@@ -91,7 +91,7 @@ def gated_scorers(
             device=device,
             precision=signal.precision,  # of the run, also for scorers that are not its own
             batch=batch,
-            observation=policy_shape(plan.checkpoint).observation,
+            observation=plan.checkpoint.shape.observation,
             seed=(plan.run.config.seed,),
             service=service,
             service_wait=signal.service_wait,

@@ -22,7 +22,7 @@ from vlmsafe.envs.vector.frames import Reader, Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, Task, WorkerPool
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.protocols import Protocol, protocol
-from vlmsafe.learners.networks import Shape, Stack
+from vlmsafe.learners.networks import Stack
 from vlmsafe.learners.policy import ActionMap, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint
@@ -198,6 +198,7 @@ class Plan:
                 "version": self.spec.version,
                 "horizon": self.spec.horizon,
                 "settings": dict(self.spec.settings),
+                **({"repeat": self.spec.repeat} if self.spec.repeat > 1 else {}),
             },
             "run_seed": self.run.config.seed,
             "checkpoint_epoch": self.checkpoint.epoch,
@@ -236,16 +237,10 @@ class Plan:
 
 def load_policy(run: Run, checkpoint: Checkpoint) -> tuple[Policy, Normaliser | None]:
     """The policy and the frozen normaliser of a checkpoint."""
-    stack = Stack(policy_shape(checkpoint), checkpoint.arrays["networks"])
+    stack = Stack(checkpoint.shape, checkpoint.arrays["networks"])
     if not run.config.normalise_observations:
         return stack.policy(), None
     return stack.policy(), Normaliser.from_arrays(checkpoint.arrays)
-
-
-def policy_shape(checkpoint: Checkpoint) -> Shape:
-    """The sizes of a checkpoint's networks."""
-    shape = dict(checkpoint.values["shape"])
-    return Shape(**{**shape, "hidden": tuple(shape["hidden"])})
 
 
 def _policy_digest(checkpoint: Checkpoint) -> str:

@@ -91,6 +91,8 @@ class Batch:
     """Centred."""
     targets: Array
     """[critics, N]: value targets of the reward critic and, where there are any, of the critics of cost and signal."""
+    values: Array | None = None
+    """[critics, N]: what the critics gave when the targets were computed, for a learner that clips values."""
 
     def __len__(self) -> int:
         return len(self.log_probs)

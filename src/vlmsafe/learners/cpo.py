@@ -111,6 +111,7 @@ class CPO(Learner):
         old_mean, old_log_std = self.policy_mean(batch.observations), self.networks.log_std.copy()
         step, surrogate = self._policy_step(batch, cost_gap)
         self.networks.block[POLICY] += step.astype(np.float32)
+        self._raise_std()
         fitted = self.minimise(batch, None, rng, networks=range(POLICY + 1, self.shape.networks))
         kl = mean_kl(old_mean, old_log_std, self.policy_mean(batch.observations), self.networks.log_std)
         return Losses(-surrogate, fitted.critic_losses, kl, fitted.passes, self.entropy())

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from vlmsafe.config.settings import LearnerConfig
+from vlmsafe.config.learning import LearnerConfig
 from vlmsafe.learners.advantages import Batch
-from vlmsafe.learners.networks import POLICY, Shape, Stack
+from vlmsafe.learners.networks import POLICY, PerAction, Shape, Stack
 from vlmsafe.learners.policy import LOG_SQRT_2PI, Policy, mean_kl
+from vlmsafe.learners.schedules import falling_share
 from vlmsafe.numerics.adam import Adam
 from vlmsafe.numerics.normaliser import Array
 
@@ -64,6 +65,17 @@ class Losses:
     entropy: float
 
 
+def clipped_errors(error: Array, moved: Array, clip: float) -> tuple[Array, Array]:
+    """A critic's errors and their slopes where its values count only up to `clip` away from what they were.
+
+    As PPO's ratio, a value is clipped and the larger of both errors counts. A clipped error is flat, so a value that
+    has moved beyond the range towards its target moves no further.
+    """
+    clipped = error + (np.clip(moved, np.float32(-clip), np.float32(clip)) - moved)
+    larger = clipped * clipped > error * error
+    return np.where(larger, clipped, error), np.where(larger, np.float32(0.0), error)
+
+
 class Learner(abc.ABC):
     """Networks, their optimisers and the minibatch loop; a subclass defines `_update`."""
 
@@ -77,7 +89,9 @@ class Learner(abc.ABC):
         self.critics = type(self).critics + more_critics
         self.shape = Shape(observation, config.hidden, action, self.critics)
         self.networks = Stack(self.shape)
-        self.networks.initialise(rng, config.initial_std)
+        self.networks.initialise(rng, config.initial_std, config.initial_mean, config.output_gain)
+        self._lowest_log_std = math.log(config.std_floor) if config.std_floor else None
+        self._raise_std()
         self._gradient = Stack(self.shape)
         # Allocated once: the system would otherwise map a temporary of this size page by page at every minibatch.
         self._scratch = np.empty_like(self.networks.block[POLICY + 1 :])
@@ -112,10 +126,29 @@ class Learner(abc.ABC):
         """[N, actions]: the policy's mean action for each observation."""
         return self.networks.forward(observations, slice(POLICY, POLICY + 1))[-1][0]
 
-    def set_actor_lr(self, epoch: int, epochs: int) -> None:
-        """The policy's learning rate in epoch `epoch` (from 0) of `epochs`: linear from its initial value to zero."""
-        factor = 1.0 - epoch / epochs if self.config.lr_decay else 1.0
-        self._learning_rates[POLICY] = self.config.actor_lr * factor
+    def set_learning_rates(self, epoch: int, epochs: int) -> None:
+        """The learning rates in epoch `epoch` (from 0) of `epochs`."""
+        config = self.config
+        falling = falling_share(epoch / epochs, config.lr_schedule, config.lr_floor)
+        self._learning_rates[POLICY] = config.actor_lr * (falling if config.lr_decay else 1.0)
+        self._learning_rates[POLICY + 1 :] = [config.critic_lr * (falling if config.critic_lr_decay else 1.0)] * (
+            self.critics
+        )
+
+    def set_std(self, std: PerAction) -> None:
+        """Give the policy's actions another standard deviation."""
+        self.networks.log_std[:] = np.log(std)
+        self._raise_std()
+
+    def _raise_std(self) -> None:
+        """Keep the standard deviation above its floor."""
+        if self._lowest_log_std is not None:
+            np.maximum(self.networks.log_std, np.float32(self._lowest_log_std), out=self.networks.log_std)
+
+    def fit_critics(self, batch: Batch, rng: np.random.Generator) -> Losses:
+        """Fit the critics to one epoch's samples, and leave the policy as it is."""
+        with threadpool_limits(1), np.errstate(over="ignore", invalid="ignore"):
+            return self.minimise(batch, None, rng, networks=range(POLICY + 1, self.shape.networks))
 
     def minimise(
         self, batch: Batch, loss: PolicyLoss | None, rng: np.random.Generator, networks: range | None = None
@@ -164,7 +197,11 @@ class Learner(abc.ABC):
             # Critics: mean squared error; its gradient reaches the first output only.
             critics = slice(POLICY + 1 - first, None)
             error = output[critics, :, 0] - batch.targets[:, rows]
-            d_output[critics, :, 0] = error * np.float32(2.0 / len(rows))
+            slope = error
+            if config.value_clip is not None:
+                assert batch.values is not None
+                error, slope = clipped_errors(error, output[critics, :, 0] - batch.values[:, rows], config.value_clip)
+            d_output[critics, :, 0] = slope * np.float32(2.0 / len(rows))
             losses[POLICY + 1 :] = (error * error).sum(axis=1) / len(rows)
         stack.backward(observations, activations, d_output, gradient, chosen)
         if d_log_std is not None:
@@ -178,6 +215,8 @@ class Learner(abc.ABC):
             if norm > config.max_grad_norm:
                 row *= np.float32(config.max_grad_norm / (norm + 1e-6))
         self._adam.step(gradient.block, self._learning_rates, networks)
+        if loss is not None:
+            self._raise_std()
         return losses
 
     def _policy_slope(
@@ -204,6 +243,12 @@ class Learner(abc.ABC):
         if slope.log_std is not None:
             d_log_std += slope.log_std
         return slope.loss, d_log_std
+
+    def take_over(self, networks: Array) -> None:
+        """Begin with the first rows of another learner's networks: its policy, then as many critics as it has here."""
+        shared = min(len(networks), self.shape.networks)
+        self.networks.block[:shared] = networks[:shared]
+        self._raise_std()
 
     def state(self) -> dict[str, Array]:
         """Networks and optimiser moments as named arrays."""

@@ -12,7 +12,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from vlmsafe.config.settings import MultiplierConfig, SignalMultiplierConfig
+from vlmsafe.config.learning import MultiplierConfig
+from vlmsafe.config.settings import SignalMultiplierConfig
 
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 

@@ -21,9 +21,13 @@ from numpy.typing import NDArray
 from vlmsafe.learners.policy import Policy
 
 POLICY = 0
+NAMES = ("policy", "reward_critic", "cost_critic", "signal_critic")
+"""What the rows of a stack are."""
 
 Array = NDArray[Any]
 """float32 for training; float64 where second-order steps need it."""
+PerAction = float | tuple[float, ...]
+"""One value for all actions, or one for each."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,16 @@ class Stack:
         """The policy's log standard deviation, one per action."""
         return self.block[POLICY, self._log_std_at :]
 
-    def initialise(self, rng: np.random.Generator, std: float = 1.0) -> None:
+    def initialise(
+        self,
+        rng: np.random.Generator,
+        std: PerAction = 1.0,
+        mean: PerAction = 0.0,
+        gain: float = 1.0,
+    ) -> None:
         """Weights and biases uniform within 1/sqrt(inputs), the policy's standard deviation as given.
+
+        `gain` scales the policy's last layer, and then `mean` is added to its bias.
 
         One network after another, so that a policy does not depend on the number of critics: methods that differ in
         nothing else start equal, and stay equal on an environment without cost.
@@ -90,6 +102,9 @@ class Stack:
         self.weights[-1][1:, 1:] = 0.0  # the surplus outputs of the critics
         self.biases[-1][1:, :, 1:] = 0.0
         self.log_std[:] = np.log(std)
+        self.weights[-1][POLICY] *= np.float32(gain)
+        self.biases[-1][POLICY] *= np.float32(gain)
+        self.biases[-1][POLICY] += np.asarray(mean, np.float32)
 
     def policy(self) -> Policy:
         """A copy of the policy for the workers."""
@@ -134,7 +149,7 @@ class Stack:
 
     def named(self) -> Iterator[tuple[str, Array]]:
         """Every parameter under a readable name, as views: `policy.0.weight`, `reward_critic.1.bias`, ..."""
-        for row, name in enumerate(("policy", "reward_critic", "cost_critic", "signal_critic")[: self.shape.networks]):
+        for row, name in enumerate(NAMES[: self.shape.networks]):
             outputs = self.shape.action if row == POLICY else 1
             for depth, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
                 final = depth == len(self.weights) - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlmsafe.config.settings import Algorithm
+from vlmsafe.config.learning import Algorithm
 from vlmsafe.learners.cpo import CPO
 from vlmsafe.learners.cup import CUP
 from vlmsafe.learners.focops import FOCOPS

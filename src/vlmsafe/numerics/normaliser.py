@@ -14,7 +14,8 @@ Array = NDArray[np.float32]
 # Arrays, because numpy converts a Python number at every call.
 _ONE = np.array(1.0)
 _STD_FLOOR = np.array(1e-2)
-_LOWEST, _HIGHEST = np.array(-5.0), np.array(5.0)
+CLIP = 5.0
+"""Deviations from the mean at which a standardised observation is cut, unless a run says otherwise."""
 
 
 @dataclass
@@ -29,23 +30,28 @@ class Normaliser:
     mean: NDArray[np.float64]
     m2: NDArray[np.float64]
     """Sum of squared deviations from the mean."""
+    clip: float = CLIP
 
     @classmethod
-    def empty(cls, dimension: int) -> Normaliser:
-        return cls(0.0, np.zeros(dimension), np.zeros(dimension))
+    def empty(cls, dimension: int, clip: float = CLIP) -> Normaliser:
+        return cls(0.0, np.zeros(dimension), np.zeros(dimension), clip)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Normaliser:
         """The normaliser that gave `arrays`."""
         count, mean, m2 = (arrays[f"normaliser.{name}"].copy() for name in ("count", "mean", "m2"))
-        return cls(float(count[0]), mean, m2)
+        clip = arrays.get("normaliser.clip", np.array([CLIP]))
+        return cls(float(count[0]), mean, m2, float(clip[0]))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Its state, for a checkpoint."""
-        return {"normaliser.count": np.array([self.count]), "normaliser.mean": self.mean, "normaliser.m2": self.m2}
+        # The usual limit is not among them, so that files and digests are those of versions without a choice.
+        clip = {} if self.clip == CLIP else {"normaliser.clip": np.array([self.clip])}
+        own = {"normaliser.count": np.array([self.count]), "normaliser.mean": self.mean, "normaliser.m2": self.m2}
+        return own | clip
 
     def copy(self) -> Normaliser:
-        return Normaliser(self.count, self.mean.copy(), self.m2.copy())
+        return Normaliser(self.count, self.mean.copy(), self.m2.copy(), self.clip)
 
     def update(self, observation: Array) -> None:
         """Add one observation."""
@@ -76,7 +82,7 @@ class Normaliser:
             return observation.astype(np.float32)
         standardised = observation - self.mean
         standardised /= self.std
-        return _clipped(standardised).astype(np.float32)
+        return _clipped(standardised, np.array(-self.clip), np.array(self.clip)).astype(np.float32)
 
 
 class RunningNormaliser:
@@ -101,6 +107,7 @@ class RunningNormaliser:
         self._standardised = np.empty_like(start.mean)
         self._seen_before = start.count
         self._divisor = np.empty(())
+        self._lowest, self._highest = np.array(-start.clip), np.array(start.clip)
 
     def see(self, observation: Array, out: Array) -> None:
         """Add one observation, and write it to `out` as the networks see it."""
@@ -124,7 +131,7 @@ class RunningNormaliser:
         np.sqrt(standardised, standardised)
         np.maximum(standardised, _STD_FLOOR, out=standardised)
         np.divide(self._running_shift, standardised, standardised)
-        out[...] = _clipped(standardised)
+        out[...] = _clipped(standardised, self._lowest, self._highest)
 
     def seen(self) -> Normaliser:
         """Statistics of what it has seen itself."""
@@ -132,7 +139,9 @@ class RunningNormaliser:
         return Normaliser(float(self._count[-1]), self._mean[own].copy(), self._m2[own].copy())
 
 
-def _clipped(standardised: NDArray[np.float64]) -> NDArray[np.float64]:
+def _clipped(
+    standardised: NDArray[np.float64], lowest: NDArray[np.float64], highest: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Limit extremes, in place."""
-    np.minimum(standardised, _HIGHEST, out=standardised)
-    return np.maximum(standardised, _LOWEST, out=standardised)
+    np.minimum(standardised, highest, out=standardised)
+    return np.maximum(standardised, lowest, out=standardised)

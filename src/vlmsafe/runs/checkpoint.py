@@ -19,6 +19,7 @@ from safetensors.numpy import save
 from vlmsafe.errors import RunError
 from vlmsafe.io.disk import disk_errors
 from vlmsafe.io.files import write_atomically
+from vlmsafe.learners.networks import Shape
 from vlmsafe.runs.digest import content_digest, state_digest
 
 FORMAT = 2
@@ -39,6 +40,17 @@ class Checkpoint:
     def trained(self) -> bool:
         return self.epoch > 0
 
+    @property
+    def shape(self) -> Shape:
+        """The sizes of its networks."""
+        sizes = dict(self.values["shape"])
+        return Shape(**{**sizes, "hidden": tuple(sizes["hidden"])})
+
+    def to_bytes(self) -> bytes:
+        """The content of its file."""
+        text = json.dumps({"format": FORMAT, "epoch": self.epoch, "values": self.values}, sort_keys=True)
+        return save(self.arrays, metadata={"state": text, "sha256": content_digest(self.arrays, text)})
+
     def digest(self) -> dict[str, str]:
         """A digest of each part of the state."""
         return state_digest(self.arrays, self.values)
@@ -57,10 +69,8 @@ def saved_epochs(folder: Path) -> list[int]:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`."""
-    text = json.dumps({"format": FORMAT, "epoch": checkpoint.epoch, "values": checkpoint.values}, sort_keys=True)
-    header = {"state": text, "sha256": content_digest(checkpoint.arrays, text)}
     path = path_of(folder, checkpoint.epoch)
-    write_atomically(path, save(checkpoint.arrays, metadata=header))
+    write_atomically(path, checkpoint.to_bytes())
     for epoch in saved_epochs(folder)[:-keep]:
         with disk_errors(folder):
             path_of(folder, epoch).unlink(missing_ok=True)

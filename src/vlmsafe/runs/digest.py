@@ -25,7 +25,7 @@ _PARTS = {
     "calibration": "signal", "probe": "signal",
 }  # fmt: skip
 """The part that an array or a value belongs to, if it is not the first word of its own name."""
-_NOT_STATE = frozenset({"trained", "shape", "row_files", "config", "prompts"})
+_NOT_STATE = frozenset({"trained", "shape", "origin", "row_files", "config", "prompts"})
 """What a checkpoint holds for its readers: it follows from the settings and the epoch, or is compared by itself."""
 _DIGITS = 16
 

@@ -2,6 +2,7 @@
 
     config.yaml       every setting, with versions and hardware under `recorded`
     prompts.yaml      the prompts of a run that has any, as they were when it began
+    start.safetensors what a run took over from another one (`--init-from`), if it did
     epochs.jsonl      one row per epoch; equal runs have equal files
     episodes.jsonl    one row per training episode, including the unfinished ones
     timing.jsonl      seconds per stage of each epoch
@@ -24,6 +25,7 @@ from vlmsafe.errors import InputError
 
 CONFIG = "config.yaml"
 PROMPTS = "prompts.yaml"
+START = "start.safetensors"
 ROW_FILES = ("epochs", "episodes", "timing")
 """Row files that a checkpoint knows the size of."""
 STUDY_FILE = "study.yaml"

@@ -30,7 +30,7 @@ from vlmsafe.runs.checkpoint import (
     save_checkpoint,
     saved_epochs,
 )
-from vlmsafe.runs.layout import CONFIG, PROMPTS, ROW_FILES, evaluation_path, is_run, row_file, trace_path
+from vlmsafe.runs.layout import CONFIG, PROMPTS, ROW_FILES, START, evaluation_path, is_run, row_file, trace_path
 from vlmsafe.runs.surroundings import surroundings
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 
@@ -58,8 +58,11 @@ class Run:
     """The scoring service it was continued with, if that is not the one in config.yaml."""
 
     @classmethod
-    def create(cls, config: TrainConfig, prompts: PromptSet | None = None) -> Run:
-        """Write a new run into its directory. The caller holds its lock, and `config` is resolved."""
+    def create(cls, config: TrainConfig, prompts: PromptSet | None = None, start: Checkpoint | None = None) -> Run:
+        """Write a new run into its directory. The caller holds its lock, and `config` is resolved.
+
+        `start` is what the run takes over from another one (`vlmsafe.runs.warm_start`).
+        """
         assert config.run_dir is not None
         path = config.run_dir
         if (path / CONFIG).exists():
@@ -75,15 +78,18 @@ class Run:
             sync_directory(path)
         if prompts is not None:
             write_atomically(path / PROMPTS, to_yaml(prompts.to_dict()).encode())
-        # The configuration is written last: a directory without one is not a run.
         recorded = surroundings() | {"env_version": config.spec.version}
+        if start is not None:
+            write_atomically(path / START, start.to_bytes())
+            recorded["start"] = start.values["origin"] | {"epoch": start.epoch, "digest": start.digest()}
+        # The configuration is written last: a directory without one is not a run.
         write_atomically(path / CONFIG, to_yaml(to_dict(config) | {"recorded": recorded}).encode())
         return run
 
     def discard(self) -> None:
         """Remove a run that could not begin, so that its directory can be used again."""
         with disk_errors(self.path):
-            for name in (CONFIG, PROMPTS):
+            for name in (CONFIG, PROMPTS, START):
                 (self.path / name).unlink(missing_ok=True)
             for name in ("events", *ROW_FILES):
                 row_file(self.path, name).unlink(missing_ok=True)
@@ -148,6 +154,10 @@ class Run:
     def prompts(self) -> PromptSet | None:
         """The prompts the run began with; later changes of the file they came from do not matter."""
         return load_prompts(self.path / PROMPTS) if self.config.signal.prompts else None
+
+    def start(self) -> Checkpoint | None:
+        """What the run took over from another one before it began; None if it began with a new policy."""
+        return load_checkpoint(self.path / START) if self.config.init_from is not None else None
 
     def recorded(self) -> Row:
         """The surroundings in which the run began, see `surroundings`; empty if it recorded none."""

@@ -270,7 +270,7 @@ def shrunk_config(config: TrainConfig, scale: float) -> TrainConfig:
         return config
     steps = config.total_steps * scale
     epochs = shrunk(config.epochs, math.sqrt(scale), LEAST_EPOCHS)
-    episode = (config.spec.horizon or 1) * config.num_envs
+    episode = (config.spec.longest or 1) * config.num_envs
     least = min(config.steps_per_epoch, math.ceil(steps / epochs))
     per_epoch = min(config.steps_per_epoch, max(least, episode))
     per_epoch = math.ceil(per_epoch / config.num_envs) * config.num_envs

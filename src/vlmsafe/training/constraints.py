@@ -26,10 +26,17 @@ class Constraints:
         self._bracket: Bracket | None = None
         self._signal_bracket: Bracket | None = None
 
-    def update(self, episode_cost: float | None, finished: Sequence[Row], excess_budget: float | None) -> None:
+    def update(
+        self,
+        episode_cost: float | None,
+        finished: Sequence[Row],
+        excess_budget: float | None,
+        *,
+        held: bool = False,
+    ) -> None:
         """Move the multipliers by J_C and by the mean scores of the epoch's finished episodes.
 
-        Where no episode finished, nothing is known and nothing changes.
+        Where no episode finished, nothing is known and nothing changes. With `held`, lambda keeps its value.
         """
         self._bracket = self._signal_bracket = None
         if episode_cost is None or not finished:
@@ -37,7 +44,8 @@ class Constraints:
         self._bracket = Bracket(episode_cost - self.budget)
         if self.multiplier is not None:
             self._bracket = self.multiplier.bracket(episode_cost, self.budget, mean_of(finished, "negative_score"))
-            self.multiplier.update(self._bracket, episode_cost)
+            if not held:
+                self.multiplier.update(self._bracket, episode_cost)
         if self.signal_multiplier is not None:
             mean_excess = mean_of(finished, "signal_excess")
             assert mean_excess is not None

@@ -54,7 +54,24 @@ def describe(config: TrainConfig, looks_at: InputKind, stop: StopRequest) -> tup
         answers = pool.run([task], should_stop=lambda: stop.requested)
     if answers is None:
         raise _interrupted(stop)
+    _check_per_action(config, answers[0].action)
     return spec, answers[0]
+
+
+def _check_per_action(config: TrainConfig, actions: int) -> None:
+    """Refuse a setting that names a value for each action, but not for as many as there are."""
+    learner = config.learner
+    given = {
+        "learner.initial_std": learner.initial_std,
+        "learner.initial_mean": learner.initial_mean,
+        "init_std": config.init_std,
+    }
+    for name, value in given.items():
+        if isinstance(value, tuple) and len(value) not in (1, actions):
+            raise InputError(
+                f"{name} has {len(value)} values, but '{config.env}' has {actions} actions; expected one value for "
+                "all, or one for each"
+            )
 
 
 def _interrupted(stop: StopRequest) -> Interrupted:

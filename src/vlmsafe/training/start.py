@@ -17,6 +17,7 @@ from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.runs.checkpoint import saved_epochs
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.warm_start import check_start, read_start
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.api import ScorerFailure
 from vlmsafe.training.display import check_display, make_display
@@ -40,11 +41,14 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
     if not kernels.fit(chosen.kernels):
         return call_in_child(chosen.kernels, train, chosen, quiet=quiet)
     prompts = load_prompts(chosen.signal.prompts) if chosen.signal.prompts else None
+    start = read_start(chosen)
     with stop_on_signals() as stop:
         # Before anything is written, so that an environment or a scorer that cannot be had leaves no run.
         setup = set_up(chosen, prompts, stop)
+        if start is not None:
+            check_start(start, setup.dimensions.observation, setup.dimensions.action, chosen)
         with DirectoryLock(make_directory(chosen.run_dir)):
-            return _work_on(Run.create(chosen, prompts), setup, stop, quiet)
+            return _work_on(Run.create(chosen, prompts, start), setup, stop, quiet)
 
 
 def resume(

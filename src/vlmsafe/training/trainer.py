@@ -17,11 +17,13 @@ from vlmsafe.learners.advantages import Batch, Quantity, Rollout, estimate
 from vlmsafe.learners.learner import Losses
 from vlmsafe.learners.registry import LEARNERS
 from vlmsafe.numerics.normaliser import Normaliser
+from vlmsafe.numerics.return_scale import ReturnScale
 from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.runs.digest import COLUMN, record_digest
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import code_and_machine
 from vlmsafe.runs.versions import Code, code_of, kernels_of
+from vlmsafe.runs.warm_start import describe_start
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.signals.shaping import Shaped
@@ -56,7 +58,8 @@ class Trainer:
         sizes, learner, rng = self.dimensions, self.config.learner, np.random.default_rng((self.config.seed, INITIAL))
         more_critics = 1 if self.constraints.signal_multiplier else 0
         self.learner = LEARNERS[learner.algorithm](sizes.observation, sizes.action, learner, rng, more_critics)
-        self.normaliser = Normaliser.empty(sizes.observation)
+        self.normaliser = Normaliser.empty(sizes.observation, self.config.observation_clip)
+        self.return_scale = ReturnScale(learner.gamma) if learner.scale_rewards else None
         self.window = EpisodeWindow(self.config.cost_window)
         self.probe: list[float] | None = None
 
@@ -98,6 +101,7 @@ class Trainer:
                 self.display.note(note)
             if self.config.frame_indicators and self.spec.frames:
                 self.display.note("frames show the simulator's cost indicators: scores of them partly read the cost")
+            self._take_over()
             self._calibrate_if_needed()
             self.probe = self.scoring.probe() if self.scoring else None
             self.save()
@@ -146,7 +150,8 @@ class Trainer:
     def update_multipliers(self, episodes: list[Row]) -> None:
         """Move the multiplier by J_C and the mean negative score, and the signal's own multiplier, if there is one."""
         budget = self.scoring.excess_budget if self.scoring else None
-        self.constraints.update(self.window.mean("cost"), finished_among(episodes), budget)
+        held = self.epoch < self.config.multiplier.warmup_epochs
+        self.constraints.update(self.window.mean("cost"), finished_among(episodes), budget, held=held)
 
     def estimate_advantages(self, rollout: Rollout, shaped: Shaped | None) -> Batch:
         """Advantages and value targets of the shaped reward, the cost and, for its own critic, the signal.
@@ -155,6 +160,8 @@ class Trainer:
         """
         config = self.config.learner
         rewards = rollout.rewards + (shaped.bonus if shaped else 0.0)
+        if self.return_scale is not None:
+            rewards = self.return_scale.scaled(rewards, rollout.path_ends)
         costs = rollout.costs + (shaped.cost_bonus if shaped else 0.0)
         quantities = [
             Quantity(rewards, config.gae_lambda, divide=True),
@@ -177,6 +184,7 @@ class Trainer:
             reward_advantages=reward.advantages,
             cost_advantages=self.constraints.combine(cost, signal),
             targets=np.stack([reward.targets, *(other.targets for other in others)]),
+            values=values,
         )
 
     def improve_policy(self, batch: Batch) -> Losses:
@@ -184,9 +192,12 @@ class Trainer:
 
         Without a finished episode the gap is unknown; learners that read it then take the budget as just met.
         """
-        self.learner.set_actor_lr(self.epoch, self.config.epochs)
+        self.learner.set_learning_rates(self.epoch, self.config.epochs)
         rng = np.random.default_rng((self.config.seed, SHUFFLE, self.epoch))
-        losses = self.learner.update(batch, self.constraints.total, self.constraints.cost_gap, rng)
+        if self.epoch < self.config.learner.critic_warmup_epochs:
+            losses = self.learner.fit_critics(batch, rng)
+        else:
+            losses = self.learner.update(batch, self.constraints.total, self.constraints.cost_gap, rng)
         figures = [losses.policy_loss, *losses.critic_losses, losses.kl]
         if not (np.isfinite(figures).all() and np.isfinite(self.learner.networks.block).all()):
             raise RunError(
@@ -225,6 +236,7 @@ class Trainer:
             **self.learner.state(),
             **self.normaliser.arrays(),
             "window": self.window.array(),
+            **(self.return_scale.arrays() if self.return_scale else {}),
             **(self.scoring.state() if self.scoring else {}),
         }
         values = {
@@ -268,6 +280,8 @@ class Trainer:
         self.learner.load_state(arrays)
         self.normaliser = Normaliser.from_arrays(arrays)
         self.window.load(arrays["window"])
+        if self.return_scale is not None:
+            self.return_scale.load(arrays)
         self.constraints.load_state(values)
         if self.scoring is not None:
             self.scoring.check_probe(values["probe"])
@@ -275,6 +289,19 @@ class Trainer:
             self.scoring.load_state(arrays)
             if values["calibration"] is not None:
                 self.scoring.calibration = Calibration.from_dict(values["calibration"])
+
+    def _take_over(self) -> None:
+        """Begin with the policy, the normaliser and the critics of another run, where the run asks for it."""
+        start = self.run.start()
+        if start is None:
+            return
+        self.learner.take_over(start.arrays["networks"])
+        if self.config.init_std is not None:
+            self.learner.set_std(self.config.init_std)
+        if self.config.normalise_observations:
+            self.normaliser = Normaliser.from_arrays(start.arrays)
+            self.normaliser.clip = self.config.observation_clip
+        self.display.note(describe_start(start))
 
     def _calibrate_if_needed(self) -> None:
         """Read the gate and the reference level from a random policy's frames, where the run leaves them open."""

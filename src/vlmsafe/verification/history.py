@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of, saved_epochs
 from vlmsafe.runs.digest import COLUMN, RECORDS, record_digest
-from vlmsafe.runs.layout import CONFIG, PROMPTS, row_file
+from vlmsafe.runs.layout import CONFIG, PROMPTS, START, row_file
 from vlmsafe.runs.run import Row, Run
 from vlmsafe.verification.answer import Mismatch, epochs_text, listed
 
@@ -43,6 +43,7 @@ class History:
                 if path.exists():  # if not, the run saved a newer one in the meantime and removed it
                     unreadable[epoch] = str(error)
         expected = ["epochs.jsonl", "episodes.jsonl", *([PROMPTS] if run.config.signal.prompts else [])]
+        expected += [START] if run.config.init_from is not None else []
         missing = [name for name in expected if not (run.path / name).is_file()]
         if missing:
             raise InputError(

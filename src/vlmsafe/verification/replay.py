@@ -56,7 +56,7 @@ def replay(
         try:
             setup = set_up(config, prompts, stop)
             scorer = setup.scorer.describe() if setup.scorer is not None else {}
-            run = Run.create(config, prompts)
+            run = Run.create(config, prompts, history.run.start())
             if start is not None:
                 # The row files of the replay begin here; the checkpoint knows the sizes of the run's.
                 values = start.values | {"row_files": dict.fromkeys(ROW_FILES, 0)}
