@@ -42,6 +42,10 @@ class RunError(VlmsafeError):
     """A run directory that cannot be used as asked: in use, damaged, or full."""
 
 
+class Divergence(RunError):
+    """The numbers of a run became NaN or infinite."""
+
+
 class Interrupted(VlmsafeError):
     """The user or the scheduler asked the process to stop; what is on disk can be resumed."""
 

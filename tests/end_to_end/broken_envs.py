@@ -77,6 +77,26 @@ class Raises(Walk):
         raise RuntimeError("the physics\nengine diverged")
 
 
+class Sometimes(Walk):
+    """Misbehaves in one of twenty scenarios."""
+
+    def reset(self, *, seed=None, options=None):
+        self.bad = seed is not None and seed % 20 == 0
+        return super().reset(seed=seed, options=options)
+
+
+class SometimesRaises(Sometimes):
+    def reward(self):
+        if self.bad:
+            raise RuntimeError("the car left the world")
+        return super().reward()
+
+
+class SometimesHuge(Sometimes):
+    def reward(self):
+        return 1e30 if self.bad else super().reward()
+
+
 class NoCost(Walk):
     def step(self, action):
         observation, reward, terminated, truncated, _ = super().step(action)
@@ -91,5 +111,17 @@ class Endless(Walk):
         return observation, reward, terminated, False, info
 
 
-for kind in (Walk, HugeReward, NanReward, CrashOnce, CrashAlways, Raises, NoCost, Endless, Uneven):
+for kind in (
+    Walk,
+    HugeReward,
+    NanReward,
+    CrashOnce,
+    CrashAlways,
+    Raises,
+    NoCost,
+    Endless,
+    Uneven,
+    SometimesRaises,
+    SometimesHuge,
+):
     gymnasium.register(f"{kind.__name__}-v0", entry_point=kind)

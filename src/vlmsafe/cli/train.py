@@ -28,7 +28,7 @@ class TrainCommand:
     config: Path | None = None
     """YAML file of settings, such as the config.yaml of another run."""
     resume: Path | None = None
-    """Run directory to continue exactly where it stopped; of other settings it takes where the scorer is."""
+    """Run directory to continue exactly where it stopped, or with more --total-steps to extend."""
     quiet: bool = False
     """Print nothing while training."""
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = TrainConfig()  # noqa: RUF009 - frozen
@@ -42,7 +42,7 @@ def train_verb(argv: list[str]) -> None:
     early, others = known.parse_known_args(argv)
     given = [word.partition("=")[0].replace("_", "-") for word in others if word.startswith("--")]
     if early.resume is not None:
-        allowed = ("--quiet", "--no-quiet", "--help", *_PLACE)
+        allowed = ("--quiet", "--no-quiet", "--help", "--total-steps", *_PLACE)
         unwanted = [word for word in given if word not in allowed]
         unwanted += [f"--{name}" for name in ("config", "method") if getattr(early, name) is not None]
         if unwanted:
@@ -61,12 +61,15 @@ def train_verb(argv: list[str]) -> None:
     if command.resume is not None:
         from vlmsafe.runs.run import Run
 
-        if Run.open(command.resume).status() == "finished":
+        longer = command.settings.total_steps if "--total-steps" in given else None
+        run = Run.open(command.resume)
+        if run.status() == "finished" and longer in (None, run.config.total_steps):
             out.print(f"{command.resume} is finished; nothing to do")
             return
         signal = command.settings.signal
         run = resume(
             command.resume,
+            total_steps=longer,
             quiet=command.quiet,
             service=signal.service if "--signal.service" in given else None,
             service_wait=signal.service_wait if "--signal.service-wait" in given else None,

@@ -50,7 +50,7 @@ _PARTS_OF_SIGNAL = (
 )  # fmt: skip
 # Conditions of training. A comparison is about one of them only if it says so.
 CONDITIONS = (
-    "total_steps", "steps_per_epoch", "num_envs", "budget", "cost_window", "normalise_observations",
+    "total_steps", "extended_from", "steps_per_epoch", "num_envs", "budget", "cost_window", "normalise_observations",
     "observation_clip", "action_repeat", "init_from", "init_critics", "init_std", "frame_indicators",
 )  # fmt: skip
 

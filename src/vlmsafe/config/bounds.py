@@ -75,7 +75,7 @@ def out_of_bounds(config: Any, prefix: str = "") -> Iterator[str]:
         value, full_name = getattr(config, name), f"{prefix}{name}"
         if dataclasses.is_dataclass(value):
             yield from out_of_bounds(value, f"{full_name}.")
-        elif value == ():
+        elif limit is not None and value == ():
             yield f"{full_name} is (); it must name at least one value"
         elif limit is not None:
             checked: tuple[Any, ...] = value if isinstance(value, tuple) else (value,)

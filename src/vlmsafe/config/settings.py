@@ -140,7 +140,9 @@ class TrainConfig:
     seed: NonNegativeInt = 0
     """Seed of everything random in the run."""
     total_steps: int = 1_000_000
-    """Environment steps of the whole run."""
+    """Environment steps of the whole run. With --resume a larger number extends a run."""
+    extended_from: Annotated[tuple[tuple[int, int], ...], tyro.conf.Suppress] = ()
+    """Earlier lengths of an extended run: the epochs done when it was extended, and total_steps until then."""
     steps_per_epoch: PositiveInt = 20_000
     """Environment steps between two updates, over all workers together."""
     num_envs: PositiveInt = 1
@@ -182,6 +184,23 @@ class TrainConfig:
     def epochs(self) -> int:
         """Number of updates of the whole run."""
         return self.total_steps // self.steps_per_epoch
+
+    def epochs_planned(self, epoch: int) -> int:
+        """Number of updates that the whole run was to have when it trained epoch `epoch`, counted from 0."""
+        steps = next((before for done, before in self.extended_from if epoch < done), self.total_steps)
+        return steps // self.steps_per_epoch
+
+    def extended(self, total_steps: int, done: int) -> TrainConfig:
+        """The same run with more steps, after `done` epochs."""
+        lengths = (*self.extended_from, (done, self.total_steps))
+        return dataclasses.replace(self, total_steps=total_steps, extended_from=lengths).resolved()
+
+    def as_of(self, extensions: int) -> TrainConfig:
+        """The configuration when the run had been extended so often."""
+        if extensions >= len(self.extended_from):
+            return self
+        steps = self.extended_from[extensions][1]
+        return dataclasses.replace(self, total_steps=steps, extended_from=self.extended_from[:extensions])
 
     @property
     def steps_per_worker(self) -> int:

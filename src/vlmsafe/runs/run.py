@@ -6,6 +6,7 @@ epoch appears twice. Nothing here is ever unpickled.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import shlex
@@ -212,10 +213,33 @@ class Run:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.append("events", [{"time": now, "event": kind, **details}])
 
+    def longer(self, total_steps: int) -> TrainConfig:
+        """The configuration of the run with more steps; an InputError if they are fewer, or no whole epochs."""
+        if total_steps < self.config.total_steps:
+            raise InputError(
+                f"total_steps is {total_steps}, but {self.path} has {self.config.total_steps} already; expected more, "
+                "because a run can be extended and not shortened"
+            )
+        if total_steps == self.config.total_steps:
+            return self.config
+        return self.config.extended(total_steps, self.epochs_done())
+
+    def extend(self, total_steps: int) -> Run:
+        """Give the run more steps, which resuming it then trains. The caller holds its lock."""
+        config = self.longer(total_steps)
+        if config == self.config:
+            return self
+        # The settings in the file may be older than some settings of this version, and stay as they are.
+        lengths = {"total_steps": config.total_steps, "extended_from": to_dict(config)["extended_from"]}
+        write_atomically(self.path / CONFIG, to_yaml(read_yaml(self.path / CONFIG) | lengths).encode())
+        done = config.extended_from[-1][0]
+        self.event("extended", epoch=done, total_steps={"before": self.config.total_steps, "now": total_steps})
+        return dataclasses.replace(self, config=config)
+
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint with the settings and the present sizes of the row files."""
         sizes = {name: path.stat().st_size if path.exists() else 0 for name, path in self._row_files().items()}
-        values = checkpoint.values | {"row_files": sizes, "config": self._settings(), "prompts": self._prompts()}
+        values = checkpoint.values | {"row_files": sizes, "config": _settings(self.config), "prompts": self._prompts()}
         complete = Checkpoint(checkpoint.epoch, checkpoint.arrays, values)
         save_checkpoint(self.checkpoints, complete, self.config.checkpoint.keep)
 
@@ -243,7 +267,8 @@ class Run:
         """In words, the settings that config.yaml and a checkpoint give different values."""
         # A setting that did not exist when the run began had its present default, with few exceptions.
         then = flatten(to_dict(TrainConfig())) | BEFORE_CHOICES | flatten(checkpoint.values["config"])
-        now = {key: value for key, value in flatten(self._settings()).items() if key not in PLACE}
+        past = self.config.as_of(len(then["extended_from"]))  # an extension does not change what was done before it
+        now = {key: value for key, value in flatten(_settings(past)).items() if key not in PLACE}
         return [f"{key} was {then.get(key)}, is {now[key]}" for key in now if now[key] != then.get(key)]
 
     def changed_prompts(self, checkpoint: Checkpoint) -> bool:
@@ -258,13 +283,14 @@ class Run:
     def _row_files(self) -> dict[str, Path]:
         return {name: row_file(self.path, name) for name in ROW_FILES}
 
-    def _settings(self) -> dict[str, Any]:
-        """The configuration without its directory, which may change."""
-        return {key: value for key, value in to_dict(self.config).items() if key != "run_dir"}
-
     def _prompts(self) -> dict[str, Any] | None:
         prompts = self.prompts()
         return prompts.to_dict() if prompts is not None else None
+
+
+def _settings(config: TrainConfig) -> dict[str, Any]:
+    """A configuration without its directory, which may change."""
+    return {key: value for key, value in to_dict(config).items() if key != "run_dir"}
 
 
 @dataclass(frozen=True)

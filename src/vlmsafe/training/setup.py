@@ -19,7 +19,7 @@ from vlmsafe.training.collect import DescribeTask, Dimensions
 
 # Every random choice is drawn from a generator seeded by the run's seed, a purpose and its place in the run. There is
 # no generator state to save: a resumed epoch draws what the uninterrupted one would have drawn.
-INITIAL, SHUFFLE, COLLECT, SCORER, CALIBRATE = range(5)
+INITIAL, SHUFFLE, COLLECT, SCORER, CALIBRATE, REPEAT = range(6)
 
 
 @dataclass(frozen=True)

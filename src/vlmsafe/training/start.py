@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from vlmsafe import kernels
 from vlmsafe.config.methods import check_method, config_from
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.envs.vector.pool import WorkerError
-from vlmsafe.errors import InputError, Interrupted, RunError, VlmsafeError
+from vlmsafe.errors import Divergence, EnvironmentFailure, InputError, Interrupted, RunError, VlmsafeError
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import StopRequest, stop_on_signals
@@ -52,15 +53,26 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
 
 
 def resume(
-    path: Path | str, *, quiet: bool = False, service: str | None = None, service_wait: float | None = None
+    path: Path | str,
+    *,
+    total_steps: int | None = None,
+    quiet: bool = False,
+    service: str | None = None,
+    service_wait: float | None = None,
 ) -> Run:
     """Continue a run exactly where its newest checkpoint left it.
 
-    The scorer may have moved: `service` is the address of a scoring service, and "" means the run's own process.
+    `total_steps` extends the run. From there on a falling learning rate is that of a run of the new length. The scorer
+    may have moved: `service` is the address of a scoring service, and "" means the run's own process.
     """
     run = Run.open(path)
+    if total_steps is not None:
+        run.longer(total_steps)  # refused before anything is started
     if not kernels.fit(run.config.kernels):
-        return call_in_child(run.config.kernels, resume, path, quiet=quiet, service=service, service_wait=service_wait)
+        return call_in_child(
+            run.config.kernels, resume, path, total_steps=total_steps, quiet=quiet, service=service,
+            service_wait=service_wait,
+        )  # fmt: skip
     signal = run.config.signal
     moved = dataclasses.replace(
         signal,
@@ -73,14 +85,15 @@ def resume(
     with stop_on_signals() as stop:
         setup = set_up(run.config, run.prompts(), stop)
         with DirectoryLock(run.path):
-            return _work_on(run, setup, stop, quiet)
+            return _work_on(run if total_steps is None else run.extend(total_steps), setup, stop, quiet)
 
 
 def _work_on(run: Run, setup: Setup, stop: StopRequest, quiet: bool) -> Run:
     """Train, and record how it ended even where it failed. The caller holds the run's lock."""
     with make_display(run, quiet) as display:
+        trainer = Trainer(run, setup, display, stop, failed_attempts(run))
         try:
-            Trainer(run, setup, display, stop).train()
+            trainer.train()
         except Interrupted as error:
             run.event("interrupted", reason=str(error))
             raise
@@ -88,13 +101,24 @@ def _work_on(run: Run, setup: Setup, stop: StopRequest, quiet: bool) -> Run:
             if isinstance(error, InputError) and not saved_epochs(run.checkpoints):
                 run.discard()  # calibrating the scorer showed that the request was wrong; nothing was started
             else:
-                _note_failure(run, error)
+                _note_failure(run, error, trainer)
             raise
     return run
 
 
-def _note_failure(run: Run, error: VlmsafeError) -> None:
-    details = {"traceback": error.details} if isinstance(error, WorkerError | ScorerFailure) else {}
+def failed_attempts(run: Run) -> dict[int, int]:
+    """How often each epoch of a run failed in a way that the same draws would repeat, by its number from 1."""
+    try:
+        events = run.events()
+    except RunError:
+        return {}  # the journal is damaged, which is no reason not to continue
+    return Counter(event["epoch"] for event in events if event.get("event") == "failed" and "attempt" in event)
+
+
+def _note_failure(run: Run, error: VlmsafeError, trainer: Trainer) -> None:
+    details: dict[str, Any] = {"traceback": error.details} if isinstance(error, WorkerError | ScorerFailure) else {}
+    if isinstance(error, EnvironmentFailure | Divergence) and trainer.saved_epoch is not None:
+        details |= {"epoch": trainer.epoch + 1, "attempt": trainer.attempt}
     try:
         run.event("failed", reason=str(error), **details)
     except RunError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from vlmsafe import kernels
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerCrash, WorkerPool
-from vlmsafe.errors import Interrupted, RunError
+from vlmsafe.errors import Divergence, Interrupted, RunError
 from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.learners.advantages import Batch, Quantity, Rollout, estimate
 from vlmsafe.learners.learner import Losses
@@ -31,14 +31,23 @@ from vlmsafe.training.collect import CollectTask, Share
 from vlmsafe.training.constraints import Constraints
 from vlmsafe.training.display import Display
 from vlmsafe.training.score import Scoring, calibrate
-from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, SHUFFLE, Setup
+from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, REPEAT, SHUFFLE, Setup
 from vlmsafe.training.summaries import Clock, EpisodeWindow, Row, episode_rows, epoch_notes, epoch_row, finished_among
 
 
 class Trainer:
     """What a run holds in memory between two epochs, and how an epoch changes it."""
 
-    def __init__(self, run: Run, setup: Setup, display: Display, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        run: Run,
+        setup: Setup,
+        display: Display,
+        stop: StopRequest,
+        attempts: Mapping[int, int] | None = None,
+    ) -> None:
+        """`attempts` says how often each epoch failed before, by its number from 1; None if no epoch did."""
+        self.attempts = attempts or {}
         self.run, self.config, self.display, self.stop = run, run.config, display, stop
         self.spec, self.dimensions = setup.spec, setup.dimensions
         self.scoring = Scoring(setup.scorer, self.config.signal, setup.dimensions) if setup.scorer else None
@@ -69,6 +78,10 @@ class Trainer:
             self.start_or_continue()
             while self.epoch < self.config.epochs:
                 self.stop_if_asked()
+                if self.attempt:
+                    self.display.note(
+                        f"epoch {self.epoch + 1} failed before; attempt {self.attempt + 1} has other draws"
+                    )
                 clock = Clock()
                 shares = self.collect()
                 clock.lap("collect")
@@ -81,8 +94,9 @@ class Trainer:
                 clock.lap("advantages")
                 losses = self.improve_policy(batch)
                 clock.lap("update")
+                attempt = self.attempt
                 self.epoch += 1
-                self.record(episodes, losses)
+                self.record(episodes, losses, attempt)
                 clock.lap("record")
                 self.run.append("timing", [{"epoch": self.epoch, **clock.seconds}])
                 self.save_if_due()  # last, because a checkpoint remembers how far the row files have grown
@@ -121,7 +135,7 @@ class Trainer:
                 scenarios=self.spec.training,
                 traffic=self.spec.traffic,
                 steps=self.config.steps_per_worker,
-                seed=(self.config.seed, COLLECT, self.epoch, worker),
+                seed=self._seed(COLLECT, self.epoch, worker),
                 watch=self.scoring.watch if self.scoring else None,
             )
             for worker in range(self.config.num_envs)
@@ -192,25 +206,37 @@ class Trainer:
 
         Without a finished episode the gap is unknown; learners that read it then take the budget as just met.
         """
-        self.learner.set_learning_rates(self.epoch, self.config.epochs)
-        rng = np.random.default_rng((self.config.seed, SHUFFLE, self.epoch))
+        self.learner.set_learning_rates(self.epoch, self.config.epochs_planned(self.epoch))
+        rng = np.random.default_rng(self._seed(SHUFFLE, self.epoch))
         if self.epoch < self.config.learner.critic_warmup_epochs:
             losses = self.learner.fit_critics(batch, rng)
         else:
             losses = self.learner.update(batch, self.constraints.total, self.constraints.cost_gap, rng)
         figures = [losses.policy_loss, *losses.critic_losses, losses.kl]
         if not (np.isfinite(figures).all() and np.isfinite(self.learner.networks.block).all()):
-            raise RunError(
+            raise Divergence(
                 f"the losses or networks became NaN or infinite in epoch {self.epoch + 1}; the last checkpoint is "
                 "unharmed. Rewards or costs of extreme size and large learning rates are the usual causes"
             )
         return losses
 
-    def record(self, episodes: list[Row], losses: Losses) -> None:
+    @property
+    def attempt(self) -> int:
+        """How often the epoch that is being trained failed before."""
+        return self.attempts.get(self.epoch + 1, 0)
+
+    def _seed(self, purpose: int, *place: int) -> tuple[int, ...]:
+        """The seed of some draws. An epoch that failed is repeated with other ones: the same would fail again."""
+        again = (REPEAT, self.attempt) if self.attempt else ()
+        return (self.config.seed, *again, purpose, *place)
+
+    def record(self, episodes: list[Row], losses: Losses, attempt: int) -> None:
         """Write one row for the epoch, with a digest of the state after it, and one per episode."""
         steps = self.epoch * self.config.steps_per_epoch
         figures, scored = self.constraints.figures(), self.scoring is not None
         row = epoch_row(self.epoch, steps, episodes, self.window, figures, losses, scored)
+        if attempt:
+            row["attempt"] = attempt
         row[COLUMN] = record_digest(row, episodes) | self.state().digest()
         self.run.append("episodes", list(episodes))
         self.run.append("epochs", [row])

@@ -183,7 +183,9 @@ class History:
         if newest > self.last:
             path = row_file(self.run.path, "epochs").name
             yield Mismatch(newest, "rows", f"there is a checkpoint of this epoch, but {path} ends at {self.last}")
-        finished = any(event.get("event") == "finished" for event in self.events)
+        # A run that was extended finished before, with fewer epochs.
+        ends = [event.get("epoch") for event in self.events if event.get("event") == "finished"]
+        finished = self.run.config.epochs in ends
         if newest < self.last and (finished or self.last - newest > self.run.config.checkpoint.every):
             text = f"the newest checkpoint is of epoch {newest}; one of a later epoch must have been removed"
             yield Mismatch(self.last, "checkpoint", text)

@@ -62,7 +62,8 @@ def replay(
                 values = start.values | {"row_files": dict.fromkeys(ROW_FILES, 0)}
                 save_checkpoint(run.checkpoints, dataclasses.replace(start, values=values), config.checkpoint.keep)
             watch = _Watch(history, run, until, stop, on_steps)
-            Trainer(run, setup, watch, stop).train()
+            attempts = {row["epoch"]: row["attempt"] for row in history.rows if "attempt" in row}
+            Trainer(run, setup, watch, stop, attempts).train()
         except Interrupted:
             if stop.reason != _SEEN_ENOUGH:
                 raise KeyboardInterrupt from None  # there is nothing to save or to continue

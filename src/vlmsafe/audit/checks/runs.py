@@ -9,6 +9,7 @@ from typing import Any
 from vlmsafe.analysis.multiplier_replay import AGREEMENT, rebuild
 from vlmsafe.audit.findings import Finding, about_runs, finding, listed
 from vlmsafe.audit.kinds import Severity
+from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError
 from vlmsafe.runs.layout import PROMPTS
 from vlmsafe.runs.records import RunRecord
@@ -79,9 +80,10 @@ def config_changed(run: RunRecord) -> Iterator[Finding]:
     """A checkpoint remembers the settings it was trained with."""
     if run.trained_with is None:
         return
+    then = run.config.as_of(len(run.trained_with.get("extended_from", ())))  # when the checkpoint was made
     changed = {
         key: {"trained": run.trained_with[key], "now": value}
-        for key, value in run.settings.items()
+        for key, value in flatten(to_dict(then)).items()
         if key != "run_dir" and key in run.trained_with and run.trained_with[key] != value
     }
     lines = [f"{key}: trained with {pair['trained']}, config.yaml says {pair['now']}" for key, pair in changed.items()]
