@@ -56,6 +56,7 @@ configs = st.builds(
     TrainConfig,
     env=_text,
     method=_text,
+    recipe=st.none(),
     seed=_count,
     total_steps=_count,
     extended_from=st.lists(st.tuples(_count, _count), max_size=2).map(tuple),
@@ -96,7 +97,7 @@ def _replace(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 def test_the_strategies_cover_every_setting():
     """A field added to the run's configuration must be added to the round trips here."""
-    assert len(dataclasses.fields(TrainConfig)) == 25
+    assert len(dataclasses.fields(TrainConfig)) == 26
 
 
 @quick
@@ -162,7 +163,7 @@ def test_an_unknown_setting_names_the_nearest_one_and_its_source(data, unknown, 
 
 @pytest.mark.parametrize("key", [1, None, True, "nothing of the kind"])
 def test_a_key_that_resembles_nothing_lists_what_is_known(key):
-    with pytest.raises(InputError, match=r"unknown setting .* Known: env, method, seed"):
+    with pytest.raises(InputError, match=r"unknown setting .* Known: env, method, recipe, seed"):
         from_dict({key: 1}, TrainConfig(), "test")
 
 

@@ -56,6 +56,7 @@ def run(tmp_path):
         (("--env", "gym:no_such_module:X-v0"), ("no_such_module",)),
         (("--env", "gym:CartPole-v1"), ("Discrete(2)", "Box")),
         (("--config", "missing.yaml"), ("cannot read missing.yaml",)),
+        (("--config", "drivr"), ("unknown recipe 'drivr'", "did you mean 'driver'?", "driver-warm", "a path")),
         (("--resume", "nowhere"), ("nowhere is not a run directory",)),
         (("--resume", "nowhere", "--seed", "1"), ("drop --seed",)),
     ],
@@ -75,7 +76,7 @@ def test_unknown_command_and_option_exit_with_the_usage_code(tmp_path):
 
 
 def test_option_without_its_value_exits_with_the_usage_code():
-    for option in ("--resume", "--method", "--config", "--seed"):
+    for option in ("--resume", "--method", "--seed"):
         answer = call("train", option)
         assert answer.returncode == EXIT_BAD_INPUT, option
         assert "Traceback" not in answer.stderr

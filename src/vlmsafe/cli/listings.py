@@ -96,12 +96,12 @@ def envs_verb(argv: list[str]) -> None:
 
 @dataclass(frozen=True)
 class MethodsCommand:
-    """List the methods, or say how two of them differ: vlmsafe methods diff A B."""
+    """List the methods, or say how two of them, or of the recipes, differ: vlmsafe methods diff A B."""
 
     action: tyro.conf.Positional[Literal["list", "diff"]] = "list"
     """list, or diff followed by two names."""
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """For diff: the two methods."""
+    """For diff: two methods or recipes (`vlmsafe train --config` lists the recipes)."""
 
 
 _AUTO_GATE = (

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import tyro
 
-from vlmsafe.cli.terminal import out, parse
-from vlmsafe.config.methods import config_from_yaml, method_defaults
+from vlmsafe.cli.terminal import listing, out, parse
+from vlmsafe.config.methods import config_from, config_from_yaml, method_defaults
+from vlmsafe.config.recipes import is_path, shipped_recipes
 from vlmsafe.config.settings import PLACE, TrainConfig
 from vlmsafe.errors import InputError
 
@@ -25,8 +26,9 @@ class TrainCommand:
     Defaults shown are those of the chosen method. Settings given on the command line win over those of --config.
     """
 
-    config: Path | None = None
-    """YAML file of settings, such as the config.yaml of another run."""
+    config: str | None = None
+    """YAML file of settings, such as the config.yaml of another run, or the name of a recipe; without a value, lists
+    the recipes."""
     resume: Path | None = None
     """Run directory to continue exactly where it stopped, or with more --total-steps to extend."""
     quiet: bool = False
@@ -36,11 +38,15 @@ class TrainCommand:
 
 def train_verb(argv: list[str]) -> None:
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--config", "--method", "--resume"):
+    known.add_argument("--config", nargs="?", const="")
+    for name in ("--method", "--resume"):
         known.add_argument(name, nargs="?")  # a value left out is for the full parser to complain about
     # What the method and the file say must be known before the rest is parsed: they are its defaults.
     early, others = known.parse_known_args(argv)
     given = [word.partition("=")[0].replace("_", "-") for word in others if word.startswith("--")]
+    if early.config == "":
+        _list_recipes()
+        return
     if early.resume is not None:
         allowed = ("--quiet", "--no-quiet", "--help", "--total-steps", *_PLACE)
         unwanted = [word for word in given if word not in allowed]
@@ -50,8 +56,10 @@ def train_verb(argv: list[str]) -> None:
                 f"--resume continues a run with its own settings; drop {', '.join(unwanted)}, or start a new run with "
                 f"--config {Path(early.resume) / 'config.yaml'}"
             )
-    if early.config is not None:
+    if early.config is not None and is_path(early.config):
         defaults = config_from_yaml(Path(early.config), early.method)
+    elif early.config is not None:
+        defaults = config_from({"recipe": early.config}, f"{early.config}.yaml", early.method)
     else:
         defaults = method_defaults(early.method or TrainConfig.method)
     command = parse(TrainCommand, argv, "train", TrainCommand(settings=defaults))
@@ -78,3 +86,11 @@ def train_verb(argv: list[str]) -> None:
         run = train(command.settings, quiet=command.quiet)
     out.print(f"finished: {run.path}", markup=False, soft_wrap=True)
     out.print(f"evaluate it with: vlmsafe evaluate {shlex.quote(str(run.path))}", markup=False, soft_wrap=True)
+
+
+def _list_recipes() -> None:
+    table = listing("recipe", "what it is for")
+    for name, summary in shipped_recipes().items():
+        table.add_row(name, summary)
+    out.print(table)
+    out.print("vlmsafe train --config NAME trains with a recipe; vlmsafe methods diff METHOD NAME shows its settings.")

@@ -15,7 +15,7 @@ Settings = Mapping[str, Any]
 ABSENT = "-"
 _KNOWN = tuple(flatten(to_dict(TrainConfig())))
 
-_PLACE = ("env", "method", "seed", "run_dir")
+_PLACE = ("env", "method", "recipe", "seed", "run_dir")
 # These settings are not a condition of an experiment. They say where and how often to save, and how to compute: device,
 # batch, compilation and kernels change the last digits of a run, as another machine may, but not what is compared.
 _NO_EFFECT = (

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
+from vlmsafe.config.recipes import recipe_settings, shipped_recipes
 from vlmsafe.config.settings import PLACE, SignalConfig, TrainConfig
 from vlmsafe.config.yaml import flatten, from_dict, read_yaml, to_dict
 from vlmsafe.errors import InputError, unknown_name
@@ -175,17 +176,20 @@ def method_defaults(name: str, base: TrainConfig | None = None) -> TrainConfig:
 
 
 def config_from(settings: Mapping[str, Any], source: str = "settings", method_name: str | None = None) -> TrainConfig:
-    """A run configuration from plain values: the method's defaults first, then the values themselves.
+    """A run configuration from plain values: the method's defaults first, then a recipe, then the values themselves.
 
     `method_name` names the method where the values do not. Where both name one they must agree, because a file of
     settings holds the defaults of its method.
     """
-    name = settings.get("method", method_name or TrainConfig.method)
+    recipe = settings.get("recipe")
+    shared = recipe_settings(str(recipe)) if recipe is not None else {}
+    name = settings.get("method", shared.get("method", method_name or TrainConfig.method))
     if not isinstance(name, str):
         raise InputError(f"{source}: method must be a name, got {type(name).__name__}")
     if method_name not in (None, name):
         raise InputError(f"{source} holds settings of the method '{name}', not of '{method_name}'; drop one of the two")
-    return from_dict({**settings, "method": name}, method_defaults(name), source)
+    base = from_dict({**shared, "method": name}, method_defaults(name), f"{recipe}.yaml")
+    return from_dict({**settings, "method": name}, base, source)
 
 
 def config_from_yaml(
@@ -193,9 +197,12 @@ def config_from_yaml(
 ) -> TrainConfig:
     """A run configuration from a YAML file, such as a run's own config.yaml; `before` has values it may leave out."""
     settings = {**(before or {}), **read_yaml(path)}
-    # A run's own config.yaml also records its versions and its directory, which are not settings.
+    # A run's own config.yaml also records its versions and its directory, which are not settings. It has every setting,
+    # so the recipe is a record too: the one of that name may have changed since.
     if settings.pop("recorded", None) is not None:
         settings.pop("run_dir", None)
+        recipe = settings.pop("recipe", None)
+        return replace(config_from(settings, str(path), method_name), recipe=recipe)
     return config_from(settings, str(path), method_name)
 
 
@@ -250,6 +257,19 @@ def _check_signal(config: TrainConfig, chosen: Method) -> None:
 
 
 def differences(one: str, other: str) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two methods differ, by their dotted names."""
-    a, b = (flatten(to_dict(method_defaults(name))) for name in (one, other))
-    return {key: (a[key], b[key]) for key in a if key != "method" and a[key] != b[key]}
+    """The settings in which two methods or recipes differ, by their dotted names.
+
+    A recipe that names no method is shown with the other's.
+    """
+    a, b = (flatten(to_dict(_named(name, beside))) for name, beside in ((one, other), (other, one)))
+    return {key: (a[key], b[key]) for key in a if key not in ("method", "recipe") and a[key] != b[key]}
+
+
+def _named(name: str, beside: str) -> TrainConfig:
+    """The settings of a method, or of a recipe with the method that it names, else with the one beside it."""
+    if name in METHODS:
+        return method_defaults(name)
+    if name not in (recipes := shipped_recipes()):
+        raise unknown_name("method or recipe", name, [*METHODS, *recipes])
+    own = "method" in recipe_settings(name)
+    return config_from({"recipe": name}, name, beside if beside in METHODS and not own else None)

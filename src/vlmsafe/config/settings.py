@@ -137,6 +137,8 @@ class TrainConfig:
     """Environment: a name from `vlmsafe envs`, a variant as <name>:<variant>, or gym:<id> or safety-gymnasium:<id>."""
     method: str = "ppo-lag"
     """Method: a name from `vlmsafe methods`; it sets the defaults of the learner and the multiplier."""
+    recipe: Annotated[str | None, tyro.conf.Suppress] = None
+    """Recipe whose settings the run has, unless others were set; the command line takes it as --config."""
     seed: NonNegativeInt = 0
     """Seed of everything random in the run."""
     total_steps: int = 1_000_000
@@ -148,7 +150,7 @@ class TrainConfig:
     num_envs: PositiveInt = 1
     """Worker processes, each with a simulator of its own."""
     run_dir: Path | None = None
-    """Directory of the run; by default runs/<env>/<method>/seed-<seed>."""
+    """Directory of the run; by default runs/<env>/<method>/seed-<seed>, with the recipe after the method."""
     init_from: str | None = None
     """Run directory, or checkpoint file, whose policy and normaliser the run begins with; by default a new policy."""
     init_critics: bool = False
@@ -255,9 +257,10 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
 
 
 def default_run_dir(config: TrainConfig) -> Path:
-    """The directory of a run when none is given."""
+    """The directory of a run when none is given. Runs of a recipe are an arm of their own."""
     env = config.env.replace(":", "-").replace("/", "-") + ("-indicators" if config.frame_indicators else "")
-    return Path("runs") / env / config.method / f"seed-{config.seed}"
+    arm = config.method if config.recipe is None else f"{config.method}-{config.recipe}"
+    return Path("runs") / env / arm / f"seed-{config.seed}"
 
 
 def _problems(config: TrainConfig) -> Iterator[str]:

@@ -76,15 +76,23 @@ def _merge(defaults: Any, data: Any, source: str, path: str) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not valid YAML: {error}") from None
+
+
+def parse_yaml(text: str, source: str) -> dict[str, Any]:
+    """The mapping in a YAML text; `source` names where it came from, for the message."""
+    try:
+        data = yaml.load(text, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        raise InputError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise InputError(f"{path}: expected a mapping of settings, got {type(data).__name__}")
+        raise InputError(f"{source}: expected a mapping of settings, got {type(data).__name__}")
     return data
 
 
