@@ -9,8 +9,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-import yaml
 from in_process import InProcess, trainings
+from recorded_versions import edit_recorded
 
 from vlmsafe.comparison.claims import load_claims
 from vlmsafe.errors import InputError, Interrupted, RunError
@@ -345,12 +345,9 @@ def test_unequal_unfinished_and_independent_runs_are_trained(folder):
 
 
 def _recorded(folder: Path, **changes: object) -> None:
-    """Rewrite what the runs of a study recorded about the code that computed them; None removes an entry."""
+    """Change what the runs of a study recorded about the code that computed them."""
     for path in folder.glob("*/*/*/config.yaml"):
-        document = yaml.safe_load(path.read_text())
-        recorded = {**document["recorded"], **changes}
-        document["recorded"] = {name: value for name, value in recorded.items() if value is not None}
-        path.write_text(yaml.safe_dump(document))
+        edit_recorded(path.parent, **changes)
 
 
 @pytest.mark.parametrize(

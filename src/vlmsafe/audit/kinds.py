@@ -77,6 +77,12 @@ _ALL = (
         "the same",
     ),
     FindingKind(
+        "worlds-differ", "design", _ERROR, "results from different versions of the environment",
+        "Runs that are compared, runs of one arm, or a run and its evaluation come from different versions of the "
+        "environment. It is a note where all runs of an arm come from one earlier version.",
+        "train the runs of the earlier version again, and evaluate them in the same version",
+    ),
+    FindingKind(
         "code-differs", "design", _WARNING, "the arms were trained with different code",
         "Packages, Python, the revision or the scorer's weights differ between the arms. Packages of continued runs "
         "count too.",

@@ -52,6 +52,7 @@ def diagnose_verb(argv: list[str]) -> None:
     from vlmsafe.report.diagnose import diagnose, read_sources
     from vlmsafe.report.render.files import to_json
     from vlmsafe.report.request import AnalysisOptions
+    from vlmsafe.runs.versions import other_worlds
 
     if not command.paths:
         raise InputError(f"diagnose {command.what} needs a run directory, a folder with runs, or a trace")
@@ -66,7 +67,8 @@ def diagnose_verb(argv: list[str]) -> None:
     )
     dataset = read_sources(command.paths, options, command.protocol)
     found = [diagnose(command.what, dataset, env, command.protocol) for env in dataset.environments]
-    for note in (*dataset.unread, *(note for one in found for note in one.notes)):
+    elsewhere = other_worlds(source.run for source in dataset.sources)
+    for note in (*dataset.unread, *elsewhere, *(note for one in found for note in one.notes)):
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     if command.out is not None:  # before anything is printed: who reads that may stop early
         for one in found:

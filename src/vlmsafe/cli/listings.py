@@ -27,13 +27,14 @@ class RunsCommand:
 def runs_verb(argv: list[str]) -> None:
     command = parse(RunsCommand, argv, "runs")
     from vlmsafe.runs.run import find_runs
+    from vlmsafe.runs.versions import other_worlds
 
     if not command.folder.is_dir():
         raise InputError(
             f"there is no folder {command.folder}; runs are written to runs/ unless --run-dir says otherwise"
         )
     runs, unreadable = find_runs(command.folder)
-    problems = [*map(str, unreadable)]
+    problems = [*map(str, unreadable), *other_worlds(runs)]
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("run", overflow="fold")
     for heading in ("method", "env", "seed", "status", "epochs", "return", "cost / budget"):

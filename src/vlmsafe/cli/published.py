@@ -112,9 +112,10 @@ def _compare(command: PublishedCommand) -> None:
     from vlmsafe.io.files import write_atomically
     from vlmsafe.paper.side_by_side import side_by_side
     from vlmsafe.runs.arms import open_arms
+    from vlmsafe.runs.versions import other_worlds
 
     runs, problems = open_arms(command.names)
-    for problem in problems:
+    for problem in (*problems, *other_worlds(source.run for source in runs)):
         err.print(f"note: {problem}", markup=False, soft_wrap=True)
     table = side_by_side(runs)
     if table.is_empty():

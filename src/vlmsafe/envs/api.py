@@ -226,6 +226,8 @@ class EnvSpec:
     """Whether cost is drawn into frames, as in the published simulator; None where it never drew any."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings in which it differs from other environments of the same module."""
+    formerly: Mapping[int, str] = field(default_factory=dict)
+    """The names under which the worlds of earlier versions are still there, by version."""
     variants: Mapping[str, Variant] = field(default_factory=dict)
     """Its named variants; several are joined by `+`."""
     repeat: int = 1
@@ -238,7 +240,7 @@ class EnvSpec:
 
     def varied(self, names: str) -> EnvSpec:
         """The environment in one or more of its variants, such as `long` or `long+sighted`."""
-        changed = replace(self, name=f"{self.name}:{names}", variants={})
+        changed = replace(self, name=f"{self.name}:{names}", variants={}, formerly={})
         chosen = names.split("+")
         if len(set(chosen)) < len(chosen):
             raise InputError(f"'{self.name}:{names}' names a variant twice")

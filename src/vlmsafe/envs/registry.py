@@ -97,6 +97,7 @@ ENVS: dict[str, EnvSpec] = {
             horizon=500,
             budget=25.0,
             version=2,
+            formerly={1: "bullet-car-reach:four-steps"},
             step_seconds=1 / 60,
             training=Scenarios(0, 10_000),
             held_out=Scenarios(10_000, 40_000),

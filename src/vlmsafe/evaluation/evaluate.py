@@ -35,6 +35,7 @@ SCHEMA: dict[str, Any] = {
     "checkpoint_epoch": pl.Int64,
     "run_finished": pl.Boolean,
     "fingerprint": pl.String,
+    "env_version": pl.Int64,
 }
 _MEASURED = ("scenario", "traffic_seed", "arrived", "env_return", "cost", "length")
 """Columns that the episodes themselves give. The other columns follow from the plan."""
@@ -152,6 +153,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
         "checkpoint_epoch": plan.checkpoint.epoch,
         "run_finished": plan.run.epochs_done() >= config.epochs,
         "fingerprint": plan.fingerprint,
+        "env_version": plan.spec.version,
     }
     complete = [
         {

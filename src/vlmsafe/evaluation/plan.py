@@ -28,6 +28,7 @@ from vlmsafe.numerics.normaliser import Array, Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import package_versions
+from vlmsafe.runs.versions import other_world
 from vlmsafe.training.collect import begin_episode, step_episode
 
 R = TypeVar("R")
@@ -158,6 +159,8 @@ class Plan:
                 f"{run.path} holds only its untrained start ({run.describe()}); train it with: "
                 f"{run.resume_command}, or pass --allow-untrained to evaluate the initial policy"
             )
+        if elsewhere := other_world(run):
+            on_note(f"{run.path} drives in another world than it was trained in: {elsewhere}")
         policy, normaliser = load_policy(run, checkpoint)
         rng = np.random.default_rng(0)
         draws = chosen.randomise and spec.traffic

@@ -19,6 +19,7 @@ from vlmsafe.runs.checkpoint import newest_checkpoint, saved_epochs
 from vlmsafe.runs.layout import PROMPTS, protocol_of, tables_in
 from vlmsafe.runs.run import Row
 from vlmsafe.runs.tables import read_table
+from vlmsafe.runs.versions import world_of
 
 T = TypeVar("T")
 
@@ -73,6 +74,14 @@ class RunRecord:
     def settings(self) -> dict[str, Any]:
         """All settings under dotted names."""
         return flatten(to_dict(self.config))
+
+    @cached_property
+    def worlds(self) -> list[int]:
+        """The versions of the environment that the run was trained in; empty if the environment has none."""
+        if self.config.spec.version is None:
+            return []
+        later = [event["env_version"] for event in self.events if isinstance(event.get("env_version"), int)]
+        return sorted({world_of(self.recorded), *later})
 
     @property
     def has_signal(self) -> bool:

@@ -1,11 +1,14 @@
 """Which code computed a run: the versions of this package and of the environment.
 
 A run records both under `recorded` in config.yaml when it starts, and again in its events each time it is resumed.
-Runs are equal only if the same code computed them, because a release may change what a configuration computes.
+Runs are equal only if the same code computed them, because a release may change what a configuration computes. Another
+version of the environment is another world: a run cannot be continued there, and results of two worlds are not compared
+without a finding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,9 @@ from vlmsafe.runs.surroundings import package_versions
 if TYPE_CHECKING:
     from vlmsafe.envs.api import EnvSpec
     from vlmsafe.runs.run import Run
+
+FIRST_WORLD = 1
+"""The version of environments in which runs were trained that record none: they are older than the second versions."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Code:
         return cls(package_versions().get("vlmsafe"), spec.version)
 
     @classmethod
-    def recorded(cls, record: dict[str, Any]) -> Code:
+    def recorded(cls, record: Mapping[str, Any]) -> Code:
         """From `recorded` in config.yaml, or from an event of a resumed run."""
         packages, environment = record.get("packages"), record.get("env_version")
         package = packages.get("vlmsafe") if isinstance(packages, dict) else None
@@ -70,3 +76,30 @@ def other_code(run: Run) -> str | None:
     """Why a run's results may differ from what the present code would compute; None where they may not."""
     now = Code.now(run.config.spec)
     return next((why for code in code_of(run) if (why := code.unlike(now, run.config.env))), None)
+
+
+def world_of(record: Mapping[str, Any]) -> int:
+    """The version of the environment that a run was trained in, from `recorded` in its config.yaml."""
+    version = Code.recorded(record).environment
+    return FIRST_WORLD if version is None else version
+
+
+def other_world(run: Run) -> str | None:
+    """In one clause, that a run was trained in another world than the present one; None if it was not."""
+    spec, world = run.config.spec, world_of(run.recorded())
+    if spec.version is None or spec.version == world:
+        return None
+    name = spec.formerly.get(world)
+    still = f" (that world is {name} now)" if name else ""
+    return f"it was trained in version {world} of {spec.name}{still}, and this is version {spec.version}, another world"
+
+
+def other_worlds(runs: Iterable[Run]) -> Iterator[str]:
+    """One line for each environment and version of which runs are not of the present world."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        if why := other_world(run):
+            found.setdefault(why, []).append(run)
+    for why, those in found.items():
+        more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+        yield f"{those[0].path}{more}: {why}"

@@ -18,6 +18,7 @@ from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.runs.checkpoint import saved_epochs
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.versions import other_world
 from vlmsafe.runs.warm_start import check_start, read_start
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.api import ScorerFailure
@@ -62,10 +63,16 @@ def resume(
 ) -> Run:
     """Continue a run exactly where its newest checkpoint left it.
 
-    `total_steps` extends the run. From there on a falling learning rate is that of a run of the new length. The scorer
-    may have moved: `service` is the address of a scoring service, and "" means the run's own process.
+    A run of another version of its environment is refused: its epochs would come from two worlds. `total_steps` extends
+    the run. From there on a falling learning rate is that of a run of the new length. The scorer may have moved:
+    `service` is the address of a scoring service, and "" means the run's own process.
     """
     run = Run.open(path)
+    if elsewhere := other_world(run):
+        raise RunError(
+            f"{run.path} cannot be continued: {elsewhere}; start a new run, or continue this one with the code that "
+            "began it"
+        )
     if total_steps is not None:
         run.longer(total_steps)  # refused before anything is started
     if not kernels.fit(run.config.kernels):

@@ -15,6 +15,7 @@ from vlmsafe.io.child import call_in_child
 from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.run import BEFORE_CHOICES, Run
 from vlmsafe.runs.surroundings import code_and_machine
+from vlmsafe.runs.versions import other_world
 from vlmsafe.verification.answer import EPOCHS, Replay, Surrounding, Verification, epochs_text, listed
 from vlmsafe.verification.history import History
 from vlmsafe.verification.replay import Replayed, replay
@@ -48,7 +49,10 @@ def verify(
     history = History.of(run)
     recorded = history.differences()
     plan = _plan(history, epochs, history.matching()) if history.in_order else []
-    found, obstacle = _replay_all(history, plan, service, on_steps)
+    elsewhere = other_world(run) if plan else None
+    found, obstacle = _replay_all(history, [] if elsewhere else plan, service, on_steps)
+    if elsewhere:
+        obstacle = f"no epoch can be replayed here: {elsewhere}"
     differences = [*recorded, *(one.difference for one in found if one.difference is not None)]
     return Verification(
         run=history.run.path,

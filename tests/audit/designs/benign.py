@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+from recorded_versions import edit_recorded
 
 from vlmsafe.runs.run import Run
 
 from .clean_design import Variant
-from .editing import HELD_OUT, checkpointed_at, edit_claims, edit_recorded, run_paths, write_settings
+from .editing import HELD_OUT, checkpointed_at, edit_claims, run_paths, write_settings
 from .planting import BASELINE, FIRST, UNGATED, Plant, each_run, set_up
 from .run_directory import RECORDED, write_rows
 

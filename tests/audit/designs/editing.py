@@ -108,13 +108,6 @@ def edit_claims(folder: Path, change: Callable[[list[Row]], list[Row]]) -> None:
     path.write_text(to_yaml({"comparisons": change(document["comparisons"])}))
 
 
-def edit_recorded(path: Path, **values: Any) -> None:
-    """Versions and revision under which a run says it was trained."""
-    document = yaml.safe_load((path / "config.yaml").read_text())
-    document["recorded"] = {**document["recorded"], **values}
-    (path / "config.yaml").write_text(to_yaml(document))
-
-
 def copy_run(path: Path, to: Path, seed: int) -> None:
     """The same run in another place and under another seed."""
     shutil.copytree(path, to)

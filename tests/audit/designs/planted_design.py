@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from recorded_versions import edit_recorded
 
 from vlmsafe.runs.run import Run
 
@@ -16,7 +17,6 @@ from .editing import (
     checkpointed_at,
     copy_run,
     edit_claims,
-    edit_recorded,
     edit_table,
     retrain,
     run_paths,
@@ -160,7 +160,20 @@ add(
     "other-package", "code-differs",
     each_run(FIRST, lambda path: edit_recorded(path, packages={**RECORDED["packages"], "torch": "2.3.0"})),
 )  # fmt: skip
-add("other-environment-version", "code-differs", each_run(FIRST, lambda path: edit_recorded(path, env_version=2)))
+# Worlds. Version 0 is no environment's present one.
+add("other-world", "worlds-differ", each_run(FIRST, lambda path: edit_recorded(path, env_version=0)))
+add("world-of-before", "worlds-differ", each_run(None, lambda path: edit_recorded(path, env_version=0)))
+add(
+    "evaluated-in-another-world", "worlds-differ",
+    each_run(FIRST, lambda path: edit_table(path, lambda table: table.with_columns(env_version=pl.lit(0, pl.Int64)))),
+)  # fmt: skip
+
+
+@planted("arm-of-two-worlds", "worlds-differ")
+def _arm_of_two_worlds(folder: Path) -> None:
+    edit_recorded(run_paths(folder, FIRST)[0], env_version=0)
+
+
 add(
     "uncommitted-changes", "code-differs",
     each_run(FIRST, lambda path: edit_recorded(path, git_revision=f"{RECORDED['git_revision']}-dirty")),

@@ -30,13 +30,12 @@ RECORDED: dict[str, Any] = {
     "started": "2026-01-05T09:00:00+00:00",
     "python": "3.11.9",
     "packages": {"vlmsafe": "0.1.0", "numpy": "2.1.0", "torch": "2.5.0", "gymnasium": "1.0.0"},
-    "env_version": 1,
     "git_revision": "5f1c0a7d9b3e4c2f8a6d1e0b7c9f2a4d6e8b0c1d",
     "system": "Linux",
     "processor": "unknown",
     "cores": 8,
 }
-"""Surroundings that all runs of a design share."""
+"""Surroundings that all runs of a design share; each also records the present version of its environment."""
 
 _TIME = "2026-01-05T09:00:00+00:00"
 _LOSSES = {"policy_loss": 0.0, "reward_critic_loss": 0.1, "kl": 0.01, "passes": 10, "entropy": 1.4}
@@ -166,7 +165,8 @@ def write_run(
     run = Run(path, config)
     if config.signal.prompts is not None:
         (path / "prompts.yaml").write_text(to_yaml(_prompts(config.signal.prompts).to_dict()), encoding="utf-8")
-    (path / "config.yaml").write_text(to_yaml(to_dict(config) | {"recorded": dict(recorded or RECORDED)}))
+    surroundings = {"env_version": config.spec.version, **(recorded or RECORDED)}
+    (path / "config.yaml").write_text(to_yaml(to_dict(config) | {"recorded": surroundings}))
     write_rows(run, "epochs", epochs)
     write_rows(run, "episodes", episodes)
     write_rows(run, "timing", [{"epoch": row["epoch"], "collect": 1.0} for row in epochs])

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import polars as pl
+
 from vlmsafe.audit.findings import Finding, about_arm, about_comparison, about_runs, counted, finding, listed
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Comparison
@@ -222,6 +224,58 @@ def code_differs(comparison: Comparison) -> Iterator[Finding]:
         )
 
 
+def mixed_worlds(arm: ArmRecord) -> Iterator[Finding]:
+    """An arm whose training and evaluations come from more than one version of the environment, or from an old one."""
+    now = arm.first.config.spec.version
+    worlds = sorted({world for run in arm.runs for world in run.worlds})
+    lines = [f"trained in {_worlds_in_words([arm])}"] if len(worlds) > 1 else []
+    lines += [
+        f"{run.name}: trained in version {listed(run.worlds)}, evaluated under '{protocol}' in version {listed(driven)}"
+        for run in arm.runs
+        for protocol, table in run.evaluations.items()
+        if run.worlds and (driven := evaluated_worlds(table)) and driven != run.worlds
+    ]
+    if lines:
+        yield finding("worlds-differ", about_arm(arm), lines, {"versions": worlds})
+    elif worlds and worlds != [now]:
+        line = f"all its runs were trained in version {worlds[0]} of {arm.env}, and this is version {now}"
+        fix = "do not compare these results with those of the present version"
+        yield finding(
+            "worlds-differ", about_arm(arm), [line], {"versions": worlds}, fix=fix, severity=Severity.NOTE
+        )  # fmt: skip
+
+
+def evaluated_worlds(table: pl.DataFrame) -> list[int]:
+    """The versions of the environment in an evaluation; empty where the table does not say."""
+    return sorted(table["env_version"].drop_nulls().unique().to_list()) if "env_version" in table.columns else []
+
+
+def worlds_differ(comparison: Comparison) -> Iterator[Finding]:
+    """Arms that were trained in different versions of the environment."""
+    arms = (comparison.first, comparison.second)
+    first, second = ({world for run in arm.runs for world in run.worlds} for arm in arms)
+    if first != second:
+        yield finding(
+            "worlds-differ",
+            about_comparison(comparison),
+            [f"{comparison.env}: {_worlds_in_words(arms)}"],
+            {"versions": {"first": sorted(first), "second": sorted(second)}},
+        )
+
+
+def _worlds_in_words(arms: Sequence[ArmRecord]) -> str:
+    """Which runs were trained in which version; those of an arm that agree are named by the arm."""
+    runs = [run for arm in arms for run in arm.runs]
+    groups: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        groups.setdefault(f"version {' and '.join(map(str, run.worlds))}", []).append(run)
+    whole = {arm.name for arm in arms if len(arms) > 1 and len({tuple(run.worlds) for run in arm.runs}) == 1}
+    return "; ".join(
+        f"{version} in {listed(list(dict.fromkeys(run.arm if run.arm in whole else run.label for run in those)))}"
+        for version, those in sorted(groups.items())
+    )
+
+
 def _packages(arm: ArmRecord) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for run in arm.runs:
@@ -229,8 +283,6 @@ def _packages(arm: ArmRecord) -> dict[str, set[str]]:
         for noted in (run.recorded, *run.events):
             for name, version in (noted.get("packages") or {}).items():
                 found.setdefault(name, set()).add(str(version))
-            if noted.get("env_version") is not None:
-                found.setdefault(f"environment {run.env}", set()).add(f"version {noted['env_version']}")
         for event in run.events:
             scorer = event.get("scorer")
             if isinstance(scorer, dict) and scorer.get("revision"):
@@ -238,6 +290,6 @@ def _packages(arm: ArmRecord) -> dict[str, set[str]]:
     return found
 
 
-ARM_CHECKS = (inconsistent_arm, repeated_seeds)
+ARM_CHECKS = (inconsistent_arm, repeated_seeds, mixed_worlds)
 ALL_ARMS_CHECKS = (duplicate_runs, identical_arms)
-COMPARISON_CHECKS = (unmatched_arms, seed_sets_differ, too_few_seeds, code_differs)
+COMPARISON_CHECKS = (unmatched_arms, seed_sets_differ, too_few_seeds, worlds_differ, code_differs)

@@ -312,6 +312,7 @@ def _about(plan: Plan, scorers: Mapping[str, GatedScorer], every: int) -> dict[s
     config = plan.run.config
     return {
         "env": config.env,
+        "env_version": plan.spec.version,
         "method": config.method,
         "seed": config.seed,
         "protocol": plan.protocol.name,
