@@ -11,6 +11,7 @@ from vlmsafe.cli import main
 from vlmsafe.errors import EXIT_WARNINGS, RunError
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.warm_start import describe_start
 
 SMALL = {"env": "speeding", "total_steps": 80, "steps_per_epoch": 40, "quiet": True}
 ELSEWHERE = "it was trained in version 0 of speeding, and this is version 1, another world"
@@ -44,6 +45,13 @@ def test_a_policy_of_another_world_is_driven_with_a_note_and_the_tables_say_in_w
     assert [note for note in notes if "world" in note] == [said, said]
     assert table["env_version"].to_list() == [1, 1]
     assert json.loads(elsewhere.trace_path("held-out").with_suffix(".json").read_text())["env_version"] == 1
+
+
+def test_a_run_that_starts_from_a_driver_of_another_world_says_so(elsewhere, tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "new"), init_from=str(elsewhere.path))
+    start = run.start()
+    assert start is not None
+    assert describe_start(start).endswith(f"; {ELSEWHERE}")
 
 
 def test_a_run_of_another_world_is_not_replayed(elsewhere):

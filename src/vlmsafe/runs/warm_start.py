@@ -13,6 +13,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.learners.networks import NAMES, POLICY
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.versions import other_world
 
 
 def read_start(config: TrainConfig) -> Checkpoint | None:
@@ -35,6 +36,8 @@ def read_start(config: TrainConfig) -> Checkpoint | None:
     arrays["networks"] = found.arrays["networks"][:networks].copy()
     settings = found.values["config"]
     origin = {"source": config.init_from, "env": settings["env"], "method": settings["method"]}
+    if (source := Path(config.init_from)).is_dir() and (elsewhere := other_world(Run.open(source))):
+        origin["world"] = elsewhere
     origin["taken"] = [*NAMES[:networks], *(["normaliser"] if normalised else [])]
     shape = {**found.values["shape"], "critics": networks - 1}
     return Checkpoint(found.epoch, arrays, {"shape": shape, "origin": origin})
@@ -60,7 +63,10 @@ def describe_start(start: Checkpoint) -> str:
     """In words, for the display."""
     origin = start.values["origin"]
     what = ", ".join(name.replace("_", " ") for name in origin["taken"])
-    return f"starts from {origin['source']}, epoch {start.epoch}, of {origin['method']} on {origin['env']}: {what}"
+    world = f"; {origin['world']}" if "world" in origin else ""
+    return (
+        f"starts from {origin['source']}, epoch {start.epoch}, of {origin['method']} on {origin['env']}: {what}{world}"
+    )
 
 
 def _newest(source: str) -> Checkpoint:
