@@ -79,6 +79,15 @@ def test_no_deviation_falls_below_its_floor(algorithm):
     assert np.exp(learner.networks.log_std).min() >= 0.499 - 1e-6
 
 
+@pytest.mark.parametrize("algorithm", ["ppo-lag", "cup", "cpo"])
+def test_a_deviation_that_follows_a_schedule_is_not_learned(algorithm):
+    learner = learner_of(algorithm, initial_std=0.5, final_std=0.1, actor_lr=0.05)
+    before = learner.networks.block.copy()
+    learner.update(batch_of(learner), 0.0, -1.0, np.random.default_rng(0))
+    np.testing.assert_array_equal(learner.networks.log_std, before[POLICY, -2:])
+    assert (learner.networks.block[POLICY] != before[POLICY]).any(), "the mean is"
+
+
 def test_a_deviation_that_is_set_or_taken_over_is_raised_to_the_floor():
     learner = learner_of(std_floor=0.3)
     learner.set_std((0.1, 0.6))
@@ -139,8 +148,8 @@ def test_a_wide_value_clip_changes_nothing_and_a_narrow_one_holds_the_critics():
 def test_published_methods_leave_every_option_at_its_default(name):
     """The paper's engine has none of them."""
     options = (
-        "initial_std", "initial_mean", "output_gain", "std_floor", "lr_schedule", "lr_floor", "critic_lr_decay",
-        "critic_warmup_epochs", "value_clip", "scale_rewards",
+        "initial_std", "initial_mean", "output_gain", "std_floor", "final_std", "lr_schedule", "lr_floor",
+        "critic_lr_decay", "critic_warmup_epochs", "value_clip", "scale_rewards",
     )  # fmt: skip
     assert all(getattr(METHODS[name].learner, option) == getattr(LearnerConfig(), option) for option in options)
     assert METHODS[name].multiplier.warmup_epochs == 0

@@ -44,6 +44,23 @@ def test_a_run_begins_with_the_policy_the_normaliser_and_on_request_the_critics(
     assert state(run, 0).values["multiplier"]["value"] == 0.001
 
 
+def test_each_seed_may_start_from_a_run_of_its_own(source, tmp_path):
+    shutil.copytree(source.path, tmp_path / "clones" / "seed-7")
+    run = train(
+        **{**SMALL, "seed": 7, "init_from": str(tmp_path / "clones" / "seed-{seed}")}, run_dir=str(tmp_path / "r")
+    )
+    assert run.config.init_from == str(tmp_path / "clones" / "seed-7")
+
+
+def test_a_schedule_of_the_deviation_begins_where_the_start_does(source, tmp_path):
+    annealed = {**SMALL["learner"], "final_std": 0.1}
+    run = warm(source, tmp_path / "run", init_std=0.4, learner=annealed)
+    assert np.exp(state(run, 1).arrays["networks"][0][-1]) == pytest.approx(0.4)
+    assert np.exp(state(run, 4).arrays["networks"][0][-1]) == pytest.approx(0.1)
+    with pytest.raises(InputError, match="final_std is set, but init_std is not"):
+        warm(source, tmp_path / "other", learner=annealed)
+
+
 def test_the_deviation_may_be_another(source, tmp_path):
     run = warm(source, tmp_path / "run", init_std=0.15)
     policy = state(run, 0).arrays["networks"][0]

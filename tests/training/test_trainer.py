@@ -34,7 +34,8 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_other_ones(tmp_path):
                                       {"learner": {"update_iters": 2, "critic_warmup_epochs": 3, "std_floor": 0.9,
                                                    "scale_rewards": True, "value_clip": 0.2, "output_gain": 0.01,
                                                    "lr_schedule": "cosine", "lr_floor": 0.1, "critic_lr_decay": True,
-                                                   "initial_mean": 0.5, "initial_std": 0.8}}])  # fmt: skip
+                                                   "initial_mean": 0.5, "initial_std": 0.8}},
+                                      {"learner": {"initial_std": 0.9, "final_std": 0.3}}])  # fmt: skip
 def test_resumed_run_equals_uninterrupted_run(tmp_path, settings):
     settings = SMALL | settings
     whole, cut = (train(**settings, run_dir=str(tmp_path / name)) for name in ("whole", "cut"))
@@ -144,6 +145,14 @@ def test_scaled_rewards_reach_the_critic_and_no_record(tmp_path):
     assert first["env_return"] == other["env_return"]
     assert other["reward_critic_loss"] < first["reward_critic_loss"]
     assert other["cost_critic_loss"] == pytest.approx(first["cost_critic_loss"], rel=0.1)
+
+
+def test_the_deviation_falls_in_a_straight_line_to_its_last_epoch(tmp_path):
+    learner = {"update_iters": 1, "initial_std": 0.8, "final_std": 0.2}
+    run = train(**SMALL | {"learner": learner}, run_dir=str(tmp_path / "run"))
+    entropies = [row["entropy"] for row in run.rows("epochs")]
+    stds = np.exp(np.array(entropies) - 0.5 - 0.5 * np.log(2 * np.pi))
+    np.testing.assert_allclose(stds, [0.8, 0.6, 0.4, 0.2], rtol=1e-6)
 
 
 def test_values_per_action_must_be_as_many_as_there_are_actions(tmp_path):

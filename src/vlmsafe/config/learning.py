@@ -26,6 +26,8 @@ class LearnerConfig:
     """What is added to the mean of a new policy's actions; one for all or one per action."""
     output_gain: Positive = 1.0
     """Factor on a new policy's last layer; a small one makes the first means nearly the same in every state."""
+    final_std: Positive | tuple[Positive, ...] | None = None
+    """Standard deviation in the last epoch, to which it falls in a straight line; by default it is learned instead."""
     std_floor: NonNegative = 0.0
     """Standard deviation below which no action's falls."""
     update_iters: PositiveInt = 40

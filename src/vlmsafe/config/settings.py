@@ -152,7 +152,7 @@ class TrainConfig:
     run_dir: Path | None = None
     """Directory of the run; by default runs/<env>/<method>/seed-<seed>, with the recipe after the method."""
     init_from: str | None = None
-    """Run directory, or checkpoint file, whose policy and normaliser the run begins with; by default a new policy."""
+    """Run directory or checkpoint file whose policy and normaliser the run begins with; {seed} in it is the run's."""
     init_critics: bool = False
     """Whether the run also begins with the critics of init_from, as far as both have them."""
     init_std: Positive | tuple[Positive, ...] | None = None
@@ -215,6 +215,9 @@ class TrainConfig:
         spec = env_spec(self.env, indicators=True if self.frame_indicators else None)
         return dataclasses.replace(spec, repeat=self.action_repeat)
 
+    def _source(self, text: str) -> str:
+        return os.path.abspath(text.replace("{seed}", str(self.seed)))
+
     def resolved(self) -> TrainConfig:
         """The same run, checked, with every default filled in that depends on another setting."""
         spec = self.spec
@@ -223,7 +226,7 @@ class TrainConfig:
             budget=spec.budget if self.budget is None else self.budget,
             frame_indicators=bool(spec.indicators),
             run_dir=self.run_dir or default_run_dir(self),
-            init_from=None if self.init_from is None else os.path.abspath(self.init_from),
+            init_from=None if self.init_from is None else self._source(self.init_from),
             signal=_resolved_signal(self.signal, spec),
         )
         problems = list(_problems(config))
@@ -275,6 +278,8 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     if config.init_from is None and (config.init_critics or config.init_std is not None):
         given = "init_critics" if config.init_critics else "init_std"
         yield f"{given} is set, but init_from is not; name a run to start from"
+    if config.init_from is not None and learner.final_std is not None and config.init_std is None:
+        yield "learner.final_std is set, but init_std is not; name the standard deviation from which it falls"
     frames, episodes = signal.calibration.frames, signal.calibration.episodes
     if frames is not None and frames < max(4, episodes):
         yield (

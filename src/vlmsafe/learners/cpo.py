@@ -111,6 +111,8 @@ class CPO(Learner):
         old_mean, old_log_std = self.policy_mean(batch.observations), self.networks.log_std.copy()
         step, surrogate = self._policy_step(batch, cost_gap)
         self.networks.block[POLICY] += step.astype(np.float32)
+        if self.config.final_std is not None:
+            self.networks.log_std[:] = old_log_std  # a schedule sets it
         self._raise_std()
         fitted = self.minimise(batch, None, rng, networks=range(POLICY + 1, self.shape.networks))
         kl = mean_kl(old_mean, old_log_std, self.policy_mean(batch.observations), self.networks.log_std)

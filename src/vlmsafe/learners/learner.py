@@ -18,9 +18,9 @@ from threadpoolctl import threadpool_limits
 
 from vlmsafe.config.learning import LearnerConfig
 from vlmsafe.learners.advantages import Batch
-from vlmsafe.learners.networks import POLICY, PerAction, Shape, Stack
+from vlmsafe.learners.networks import POLICY, Shape, Stack
 from vlmsafe.learners.policy import LOG_SQRT_2PI, Policy, mean_kl
-from vlmsafe.learners.schedules import falling_share
+from vlmsafe.learners.schedules import PerAction, falling_share
 from vlmsafe.numerics.adam import Adam
 from vlmsafe.numerics.normaliser import Array
 
@@ -135,7 +135,7 @@ class Learner(abc.ABC):
             self.critics
         )
 
-    def set_std(self, std: PerAction) -> None:
+    def set_std(self, std: PerAction | NDArray[np.float64]) -> None:
         """Give the policy's actions another standard deviation."""
         self.networks.log_std[:] = np.log(std)
         self._raise_std()
@@ -205,7 +205,7 @@ class Learner(abc.ABC):
             losses[POLICY + 1 :] = (error * error).sum(axis=1) / len(rows)
         stack.backward(observations, activations, d_output, gradient, chosen)
         if d_log_std is not None:
-            gradient.log_std[:] = d_log_std
+            gradient.log_std[:] = d_log_std if config.final_std is None else 0.0
         if networks.stop > POLICY + 1:
             # Weight penalty on all parameters of the critics.
             np.multiply(stack.block[POLICY + 1 :], np.float32(2.0 * config.critic_penalty), out=self._scratch)

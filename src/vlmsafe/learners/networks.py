@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.learners.policy import Policy
+from vlmsafe.learners.schedules import PerAction
 
 POLICY = 0
 NAMES = ("policy", "reward_critic", "cost_critic", "signal_critic")
@@ -26,8 +27,6 @@ NAMES = ("policy", "reward_critic", "cost_critic", "signal_critic")
 
 Array = NDArray[Any]
 """float32 for training; float64 where second-order steps need it."""
-PerAction = float | tuple[float, ...]
-"""One value for all actions, or one for each."""
 
 
 @dataclass(frozen=True)

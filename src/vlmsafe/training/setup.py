@@ -64,6 +64,7 @@ def _check_per_action(config: TrainConfig, actions: int) -> None:
     given = {
         "learner.initial_std": learner.initial_std,
         "learner.initial_mean": learner.initial_mean,
+        "learner.final_std": learner.final_std,
         "init_std": config.init_std,
     }
     for name, value in given.items():

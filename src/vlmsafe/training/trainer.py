@@ -16,6 +16,7 @@ from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.learners.advantages import Batch, Quantity, Rollout, estimate
 from vlmsafe.learners.learner import Losses
 from vlmsafe.learners.registry import LEARNERS
+from vlmsafe.learners.schedules import annealed_std
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.numerics.return_scale import ReturnScale
 from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
@@ -126,6 +127,7 @@ class Trainer:
 
         Frames that are due go to the scorer at the same time.
         """
+        self._set_std()
         policy = self.learner.policy()
         normaliser = self.normaliser if self.config.normalise_observations else None
         tasks = [
@@ -152,6 +154,13 @@ class Trainer:
         assert shares is not None
         self.workers.prepare()  # the next epoch's simulators start while this one is learned from
         return shares
+
+    def _set_std(self) -> None:
+        """Give the actions the standard deviation of this epoch, where a schedule says it."""
+        last = self.config.learner.final_std
+        if last is not None:
+            first = self.config.learner.initial_std if self.config.init_std is None else self.config.init_std
+            self.learner.set_std(annealed_std(first, last, self.epoch, self.config.epochs_planned(self.epoch)))
 
     def add_statistics(self, shares: list[Share], rollout: Rollout, shaped: Shaped | None) -> list[Row]:
         """Add the epoch to the observation statistics, in worker order, and to the window; its rows of episodes."""
