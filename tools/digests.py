@@ -34,6 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmsafe import kernels
+from vlmsafe.runs.digest import COLUMN, PROGRESS
 from vlmsafe.runs.surroundings import surroundings
 
 _SMALL = "--total-steps 3000 --steps-per-epoch 1000"
@@ -120,7 +121,16 @@ def digest_of(words: str, variables: Mapping[str, str], chosen: kernels.Kernels)
             if _MISSING.search(answer.stderr):
                 return None
             raise SystemExit(f"{' '.join(command)} failed:\n{answer.stderr}")
-        return hashlib.sha256((Path(folder) / "epochs.jsonl").read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(_without_progress(Path(folder) / "epochs.jsonl")).hexdigest()[:16]
+
+
+def _without_progress(path: Path) -> bytes:
+    """The rows of epochs as versions wrote them that recorded no progress, so that their digests can be compared."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row.pop(PROGRESS, None)
+        row[COLUMN].pop(PROGRESS, None)
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
 def own_environment() -> dict[str, str]:

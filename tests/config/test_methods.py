@@ -102,6 +102,25 @@ def test_a_signal_that_does_not_fit_its_method_is_refused(method, settings, mess
         check_method(config_from({"method": method, **settings}).resolved())
 
 
+@pytest.mark.parametrize(("workers", "repeat"), [(1, 1), (10, 1), (20, 1), (40, 2)])
+def test_workers_whose_shares_hold_a_whole_episode_are_taken(workers, repeat):
+    check_method(config_from({"env": "metadrive-easy", "num_envs": workers, "action_repeat": repeat}).resolved())
+
+
+def test_so_many_workers_that_only_short_episodes_would_count_are_refused_with_the_numbers():
+    message = (
+        r"num_envs is 25, so a worker's share of an epoch is 800 steps, but an episode of metadrive-easy has up to "
+        r"1,000: .*; use at most 20 workers, or at least 25,000 steps per epoch"
+    )
+    with pytest.raises(InputError, match=message):
+        check_method(config_from({"env": "metadrive-easy", "num_envs": 25}).resolved())
+
+
+@pytest.mark.parametrize("size", [{"env": "metadrive-easy", "steps_per_epoch": 500}, {"env": "gym:CartPole-v1"}])
+def test_an_epoch_shorter_than_an_episode_or_of_unknown_episodes_is_taken(size):
+    check_method(config_from({"total_steps": 20_000, "num_envs": 10, **size}).resolved())
+
+
 def test_the_default_scorer_is_the_packages_own_wherever_the_paper_has_clip():
     scorers = {name: method.signal.scorer for name, method in METHODS.items() if method.signal.scorer != "none"}
     others = {"ppo-lag-rnd": "rnd", "qwen2-vl-conf": "qwen2-vl"}

@@ -12,6 +12,7 @@ from vlmsafe.evaluation.evaluate import SCHEMA, summary
 from vlmsafe.evaluation.plan import EpisodeTask, load_policy
 from vlmsafe.evaluation.protocols import PROTOCOLS
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.tables import read_table, write_table
 
 SETTINGS = {"env": "speeding", "total_steps": 1200, "steps_per_epoch": 400, "learner": {"update_iters": 2}}
 
@@ -68,7 +69,18 @@ def test_summary_averages_episodes(run):
     assert figures["episodes"] == 4
     assert figures["cost"] == pytest.approx(sum(table["cost"]) / 4)
     assert figures["violation_rate"] == pytest.approx(table["violation"].sum() / 4)
-    assert figures["arrival_rate"] is None  # this environment has nowhere to arrive
+    assert figures["arrival_rate"] is figures["arrival_without_cost_rate"] is None  # there is nowhere to arrive
+
+
+def test_success_is_counted_twice_also_in_tables_of_earlier_versions(run):
+    table = evaluate(run, episodes=4, overwrite=True)
+    success = {"arrived": [True, True, False, True], "cost": [0.0, 2.0, 0.0, 0.5]}
+    earlier = table.drop("arrived_without_cost").with_columns(**{name: pl.Series(on) for name, on in success.items()})
+    figures = summary(earlier)
+    assert (figures["arrival_rate"], figures["arrival_without_cost_rate"]) == (0.75, 0.25)
+    path = run.evaluations / "held-out.parquet"
+    write_table(path, earlier)
+    assert read_table(path)["arrived_without_cost"].to_list() == [True, False, False, False]
 
 
 def test_task_metrics_of_an_environment_are_columns_and_means(tmp_path):
@@ -113,7 +125,7 @@ def test_metadrive_protocols_run_and_repeat(tmp_path, monkeypatch):
     assert "metadrive-easy" in config
     held_out = evaluate(run, "held-out", episodes=2)
     assert held_out["scenario"].to_list() == [10_000, 10_001]
-    assert held_out["arrived"].null_count() == 0
+    assert held_out["arrived"].null_count() == held_out["arrived_without_cost"].null_count() == 0
     assert evaluate(Run.open(run.path), "held-out", episodes=2, overwrite=True).equals(held_out)
     paper = evaluate(run, "paper", episodes=1)
     assert paper["scenario"].to_list() == [0]

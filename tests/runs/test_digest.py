@@ -106,6 +106,16 @@ def test_a_row_and_its_episodes_have_digests_of_their_own():
     assert (after["row"], after["episodes"] != before["episodes"]) == (before["row"], True)
 
 
+def test_progress_has_a_digest_of_its_own_and_leaves_the_others_as_they_are_without_it():
+    row, episodes = {"epoch": 1, "episode_cost": 3.1}, [{"epoch": 1, "cost": 0.3}]
+    before = record_digest(row, episodes)
+    with_progress = [{"epoch": 1, "cost": 0.3, "progress": {"distance": 2.0}}]
+    after = record_digest(row | {"progress": {"distance": 2.0}}, with_progress)
+    assert after == before | {"progress": after["progress"]}
+    changed = record_digest(row | {"progress": {"distance": 2.5}}, with_progress)
+    assert {part for part in after if after[part] != changed[part]} == {"progress"}
+
+
 @pytest.mark.parametrize("settings", [{}, {"method": "ppo-lag-rnd", "learner": {"update_iters": 1}}])
 def test_each_row_of_a_run_holds_the_digest_of_the_state_in_its_checkpoint(tmp_path, settings):
     run = train(env="speeding", total_steps=600, steps_per_epoch=200, quiet=True, run_dir=tmp_path / "run", **settings)

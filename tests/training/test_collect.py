@@ -224,6 +224,14 @@ def test_an_end_on_the_last_step_of_the_share_is_an_end():
     assert len(env.options) == 2, "no further episode is begun"
 
 
+def test_an_episodes_record_holds_the_task_metrics_at_its_end():
+    env = Scripted(length=5)
+    env.progress = lambda: {"metres": env.at / 2, "speed": 1.0}
+    share = collect(env, dataclasses.replace(make_task(13), metrics=("metres",)))
+    assert [row["progress"] for row in share.episodes] == [{"metres": 2.5}, {"metres": 2.5}, {"metres": 1.5}]
+    assert "progress" not in collect(env, make_task(5)).episodes[0]
+
+
 def test_episode_records_add_up():
     share = collect(Scripted(length=5), make_task(13))
     lengths = [row["length"] for row in share.episodes]

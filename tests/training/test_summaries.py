@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vlmsafe.training.summaries import EpisodeWindow, epoch_notes, mean_of
+from vlmsafe.training.summaries import EpisodeWindow, epoch_notes, mean_of, progress_figures
 
 
 def episode(cost: float, **more: object) -> dict[str, object]:
@@ -51,3 +51,22 @@ def test_notes_name_an_epoch_without_scores_and_one_without_finished_episodes():
     assert "no episode finished, so the multiplier is unchanged" in unfinished
     (without,) = epoch_notes(3, [episode(1.0) | {"finished": False}], 4, False)
     assert "unchanged" not in without
+
+
+def test_progress_is_of_the_finished_episodes_and_success_is_counted_twice():
+    rows = [
+        episode(0.0, arrived=True, progress={"route_completion": 1.0}) | {"return": 300.0},
+        episode(2.0, arrived=True, progress={"route_completion": 1.0}) | {"return": 250.0},
+        episode(0.0, arrived=False, progress={"route_completion": 0.1}) | {"return": 5.0},  # stood still
+        episode(1.0, arrived=False, progress={"route_completion": 0.3}) | {"return": 5.0},  # low, but not for free
+        episode(0.0, arrived=True, progress={"route_completion": 9.0}) | {"finished": False},
+    ]
+    expected = {"route_completion": 0.6, "arrived": 0.5, "arrived_without_cost": 0.25, "passive": 0.25}
+    assert progress_figures(rows, 20.0) == pytest.approx(expected)
+
+
+def test_progress_has_only_what_the_environment_tells():
+    assert progress_figures([episode(1.0)], None) == {}
+    assert progress_figures([episode(1.0, progress={"goals": 2.0})], None) == {"goals": 2.0}
+    cut = episode(1.0, arrived=False, progress={"goals": 2.0}) | {"finished": False}
+    assert progress_figures([cut], 1.0) == dict.fromkeys(["goals", "arrived", "arrived_without_cost", "passive"])

@@ -268,6 +268,24 @@ def test_tensorboard_events_are_written_and_hold_the_epochs(tmp_path):
     assert logged == pytest.approx([row["episode_cost"] for row in run.rows("epochs")], rel=1e-6)
 
 
+def test_progress_is_in_the_rows_on_the_display_and_in_tensorboard(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = SMALL | {"env": "braking", "quiet": False}
+    run = train(**settings, run_dir=str(tmp_path / "run"), tensorboard=True)
+    rows, episodes = run.rows("epochs"), run.rows("episodes")
+    distances = [row["progress"]["distance"] for row in rows]
+    for row, distance in zip(rows, distances, strict=True):
+        own = [one for one in episodes if one["epoch"] == row["epoch"] and one["finished"]]
+        assert distance == pytest.approx(np.mean([one["progress"]["distance"] for one in own]))
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
+    assert all(f"  distance {distance:.2f}  " in line for distance, line in zip(distances, lines, strict=True))
+    events = EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    assert [event.value for event in events.Scalars("progress/distance")] == pytest.approx(distances, rel=1e-6)
+
+
 def test_config_and_settings_together_are_refused():
     with pytest.raises(TypeError):
         train(TrainConfig(), env="speeding")

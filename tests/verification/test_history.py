@@ -29,6 +29,18 @@ def test_an_intact_run_fits_together(run):
     assert list(history.notes()) == []
 
 
+def test_progress_that_was_changed_or_removed_is_found(tmp_path):
+    run = make_run(tmp_path / "run", env="braking", total_steps=400)
+    assert found(run) == []
+    edit_rows(run, "epochs", lambda rows: rows[1]["progress"].update(distance=1e6))
+    ((epoch, quantity, text),) = found(run)
+    assert (epoch, quantity) == (2, "progress")
+    assert "the progress in its rows changed after the epoch was recorded" in text
+    for name in ("epochs", "episodes"):
+        edit_rows(run, name, lambda rows: [row.pop("progress") for row in rows])
+    assert [(epoch, quantity) for epoch, quantity, _ in found(run)] == [(1, "progress")]
+
+
 def test_a_changed_row_is_found_in_any_epoch(run):
     def change(rows):
         rows[2]["episode_cost"] += 1e-9

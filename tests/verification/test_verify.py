@@ -201,7 +201,8 @@ def test_a_run_without_checkpoints_is_replayed_from_its_seed_alone(run):
 @pytest.mark.parametrize("method", ["ppo-lag-rnd", "vlm-ppo-lag-conf-calibrated"])
 def test_a_run_with_a_scorer_that_learns_or_is_calibrated_is_equal(tmp_path, method):
     signal = {} if method == "ppo-lag-rnd" else {"scorer": "oracle", "calibration": {"frames": 40}}
-    run = make_run(tmp_path / "run", method=method, signal=signal, env="braking", num_envs=2)
+    size = {"total_steps": 1600, "steps_per_epoch": 400, "num_envs": 2}
+    run = make_run(tmp_path / "run", method=method, signal=signal, env="braking", **size)
     result = vlmsafe.verify(run, epochs=1)
     assert result.outcome == "equal", result.summary
     assert "signal" in run.rows("epochs")[0]["digest"]

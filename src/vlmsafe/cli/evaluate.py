@@ -92,7 +92,8 @@ def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, fl
     table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1), title_justify="left")
     metrics = config.spec.metrics
     names = [name.replace("_", " ") for name in metrics]
-    for heading in ("episodes", "return", "cost", "budget", "C > d", "C > 4d", "arrived", "steps", *names):
+    success = ("arrived", "arrived, C = 0") if figures["arrival_rate"] is not None else ()
+    for heading in ("episodes", "return", "cost", "budget", "C > d", "C > 4d", *success, "steps", *names):
         table.add_column(heading, justify="right", no_wrap=True)
 
     def percent(value: float | None) -> str:
@@ -109,7 +110,7 @@ def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, fl
         f"{config.budget:g}",
         percent(figures["violation_rate"]),
         percent(figures["catastrophe_rate"]),
-        percent(figures["arrival_rate"]),
+        *(percent(figures[name]) for name in ("arrival_rate", "arrival_without_cost_rate") if success),
         figure("length"),
         *(figure(name) for name in metrics),
     )

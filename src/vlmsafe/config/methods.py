@@ -223,6 +223,25 @@ def check_method(config: TrainConfig) -> None:
                 "choose another --method instead"
             )
     _check_signal(config, chosen)
+    _check_shares(config)
+
+
+def _check_shares(config: TrainConfig) -> None:
+    """Refuse so many workers that no episode of full length fits into one worker's share of an epoch.
+
+    The end of a share cuts the episode under way, and J_C counts whole episodes only. It would be the cost of short
+    episodes. Fewer workers prevent this where an epoch is long enough for one episode; where it is not, a short trial
+    is meant, and the run says so.
+    """
+    longest, steps, share = config.spec.longest, config.steps_per_epoch, config.steps_per_worker
+    if longest is None or steps < longest or share >= longest:
+        return
+    fewer = max(count for count in range(1, steps // longest + 1) if steps % count == 0)
+    raise InputError(
+        f"num_envs is {config.num_envs}, so a worker's share of an epoch is {share:,} steps, but an episode of "
+        f"{config.env} has up to {longest:,}: longer episodes would never count in the episode cost; use at most "
+        f"{fewer} workers, or at least {config.num_envs * longest:,} steps per epoch"
+    )
 
 
 def _check_signal(config: TrainConfig, chosen: Method) -> None:

@@ -218,6 +218,8 @@ class EnvSpec:
     """The command that installs it."""
     metrics: tuple[str, ...] = ()
     """The entries of `Env.progress` that measure the task at the end of an episode."""
+    passive_below: float | None = None
+    """Return below which an episode without cost achieved nothing; None where no such return is known."""
     prompts: str | None = None
     """Name of the prompt set that describes this environment."""
     frames: bool = False

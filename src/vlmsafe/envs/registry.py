@@ -32,6 +32,7 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
         package="metadrive",
         install="pip install 'metadrive-simulator>=0.4.3,<0.5'",
         metrics=("route_completion",),
+        passive_below=20.0,  # the paper's
         prompts="metadrive",
         settings={"map": blocks, "traffic_density": density},
         variants={
@@ -70,6 +71,7 @@ def _formula_one(level: int, summary: str) -> EnvSpec:
         package="mujoco",
         install="pip install 'mujoco>=4.0,<5'",
         metrics=("stages", "path", "net_progress"),
+        passive_below=1.0,  # a tenth of a stage's reward
         prompts="formula-one",
         indicators=False,
         settings={"level": level},

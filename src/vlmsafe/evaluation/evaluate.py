@@ -16,7 +16,7 @@ from vlmsafe.evaluation.resume import UnfinishedEvaluation
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.run import Run
-from vlmsafe.runs.tables import read_table, write_table
+from vlmsafe.runs.tables import SUCCESS, read_table, with_success, write_table
 
 SCHEMA: dict[str, Any] = {
     "episode": pl.Int64,
@@ -26,7 +26,7 @@ SCHEMA: dict[str, Any] = {
     "env_return": pl.Float64,
     "cost": pl.Float64,
     "length": pl.Int64,
-    "arrived": pl.Boolean,
+    **dict.fromkeys(SUCCESS, pl.Boolean),
     "violation": pl.Boolean,
     "catastrophe": pl.Boolean,
     "budget": pl.Float64,
@@ -160,6 +160,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
             **(row := rows[episode]),
             "episode": episode,
             "in_training_pool": row["scenario"] in training,
+            SUCCESS[1]: None if row["arrived"] is None else row["arrived"] and row["cost"] == 0.0,
             "violation": row["cost"] > budget,
             "catastrophe": row["cost"] > CATASTROPHE * budget,
             **common,
@@ -171,6 +172,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
 
 def summary(table: pl.DataFrame) -> dict[str, float | None]:
     """The figures that people compare: means and rates over episodes, then the environment's own task metrics."""
+    table = with_success(table)
 
     def mean(column: str) -> float | None:
         value = table[column].cast(pl.Float64).mean()
@@ -182,7 +184,8 @@ def summary(table: pl.DataFrame) -> dict[str, float | None]:
         "cost": mean("cost"),
         "violation_rate": mean("violation"),
         "catastrophe_rate": mean("catastrophe"),
-        "arrival_rate": mean("arrived"),
+        "arrival_rate": mean(SUCCESS[0]),
+        "arrival_without_cost_rate": mean(SUCCESS[1]),
         "length": mean("length"),
         **{name: mean(name) for name in table.columns if name not in SCHEMA},
     }

@@ -29,7 +29,7 @@ from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import package_versions
 from vlmsafe.runs.versions import other_world
-from vlmsafe.training.collect import begin_episode, step_episode
+from vlmsafe.training.collect import begin_episode, progress_of, step_episode
 
 R = TypeVar("R")
 Row = dict[str, Any]
@@ -112,8 +112,7 @@ class EpisodeTask:
             row["length"] = step.number
             if step.last:
                 row["arrived"] = bool(step.info["arrived"]) if "arrived" in step.info else None
-                progress = env.progress()
-                row |= {name: float(progress[name]) for name in self.metrics}
+                row |= progress_of(env, self.metrics)
         return rows
 
 

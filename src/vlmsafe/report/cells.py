@@ -15,6 +15,7 @@ from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column
 from vlmsafe.runs.records import ArmRecord, RunRecord
+from vlmsafe.runs.tables import SUCCESS
 
 INTERVALS = (
     f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."
@@ -139,7 +140,7 @@ def metrics_of(runs: Iterable[RunRecord], protocol: str) -> list[str]:
     for run in runs:
         table = run.evaluations.get(protocol)
         if table is not None:
-            known = [*run.config.spec.metrics, "arrived"]
+            known = [*run.config.spec.metrics, *SUCCESS]
             found |= dict.fromkeys(
                 name for name in known if name in table.columns and table[name].null_count() < len(table)
             )
@@ -147,8 +148,8 @@ def metrics_of(runs: Iterable[RunRecord], protocol: str) -> list[str]:
 
 
 def metric_column(metric: str) -> Column:
-    heading = "arrived %" if metric == "arrived" else metric.replace("_", " ")
-    return Column(metric, heading, 1 if metric == "arrived" else 2)
+    heading = metric.replace("_", " ")
+    return Column(metric, f"{heading} %", 1) if metric in SUCCESS else Column(metric, heading, 2)
 
 
 def over_budget(arm: ArmRecord, source: str, window: Window) -> Cell:
@@ -181,7 +182,7 @@ def _cell(
 ) -> Cell:
     if not values:
         return Cell()
-    scale = 100.0 if is_rate(outcome) or outcome == "arrived" else 1.0
+    scale = 100.0 if is_rate(outcome) or outcome in SUCCESS else 1.0
     scaled = scale * np.asarray(values)
     ends: dict[str, Any] = {}
     if len(values) > 1:

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 COLUMN = "digest"
 """The digest's key in the row of an epoch."""
-RECORDS = ("row", "episodes")
+PROGRESS = "progress"
+"""The key of the task's figures in the rows of an epoch and of an episode."""
+RECORDS = ("row", "episodes", PROGRESS)
 """Parts about what the epoch recorded. All other parts are about the state after it."""
 _PARTS = {
     "adam": "optimiser", "multiplier": "multipliers", "signal_multiplier": "multipliers", "scorer": "signal",
@@ -45,9 +47,17 @@ def state_digest(arrays: Mapping[str, NDArray[Any]], values: Mapping[str, Any]) 
 
 
 def record_digest(row: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A digest of an epoch's row, apart from the digest that it holds, and one of the rows of the epoch's episodes."""
-    figures = {name: value for name, value in row.items() if name != COLUMN}
-    return {name: content_digest({}, rows)[:_DIGITS] for name, rows in zip(RECORDS, (figures, episodes), strict=True)}
+    """Digests of an epoch's row, apart from the digest that it holds, and of the rows of the epoch's episodes.
+
+    Progress has a digest of its own, so that the others are equal to those of versions that recorded no progress.
+    """
+    parts: dict[str, Any] = {
+        "row": {name: value for name, value in row.items() if name not in (COLUMN, PROGRESS)},
+        "episodes": [{name: value for name, value in one.items() if name != PROGRESS} for one in episodes],
+    }
+    progress = [one[PROGRESS] for one in (row, *episodes) if PROGRESS in one]
+    parts |= {PROGRESS: progress} if progress else {}
+    return {name: content_digest({}, part)[:_DIGITS] for name, part in parts.items()}
 
 
 def content_digest(arrays: Mapping[str, NDArray[Any]], values: Any) -> str:

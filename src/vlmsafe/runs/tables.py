@@ -11,10 +11,16 @@ from vlmsafe.errors import RunError
 from vlmsafe.io.files import write_atomically
 from vlmsafe.runs.layout import how_to_replace
 
+SUCCESS = ("arrived", "arrived_without_cost")
+"""The columns of an evaluation's table that count success: the task was completed, and it was at no cost."""
 _KINDS: tuple[tuple[tuple[str, ...], type[pl.DataType], str], ...] = (
     (("cost", "env_return", "negative", "positive", "margin", "kappa", "hazard", "budget"), pl.Float64, "numbers"),
     (("episode", "scenario", "step", "length", "checkpoint_epoch"), pl.Int64, "whole numbers"),
-    (("violation", "catastrophe", "in_training_pool", "deterministic", "scored"), pl.Boolean, "true or false"),
+    (
+        ("violation", "catastrophe", "in_training_pool", "deterministic", "scored", *SUCCESS),
+        pl.Boolean,
+        "true or false",
+    ),
 )
 """Well-known columns, their type, and what a message calls it."""
 
@@ -49,7 +55,15 @@ def _typed(table: pl.DataFrame, path: Path) -> pl.DataFrame:
             if kind == pl.Int64 and given.is_float() and not (column % 1 == 0).all():
                 raise _unusable(path, f"expected {words} in the column '{name}', got others")
             casts.append(pl.col(name).cast(kind))
-    return table.with_columns(casts)
+    return with_success(table.with_columns(casts))
+
+
+def with_success(table: pl.DataFrame) -> pl.DataFrame:
+    """The table with its second column of success, which tables of earlier versions do not have."""
+    arrived, without_cost = SUCCESS
+    if without_cost in table.columns or not {arrived, "cost"} <= set(table.columns):
+        return table
+    return table.with_columns((pl.col(arrived) & (pl.col("cost") == 0.0)).alias(without_cost))
 
 
 def write_table(path: Path, table: pl.DataFrame) -> None:

@@ -18,6 +18,7 @@ from vlmsafe.errors import EnvironmentFailure
 from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.numerics.normaliser import Array, Normaliser, RunningNormaliser
+from vlmsafe.runs.digest import PROGRESS
 from vlmsafe.signals.frame_stack import FrameStack
 from vlmsafe.signals.scorers.api import InputKind, Inputs
 from vlmsafe.signals.shaping import due
@@ -151,6 +152,8 @@ class CollectTask:
     seed: tuple[int, ...]
     watch: Watch | None = None
     """None without a scorer."""
+    metrics: tuple[str, ...] = ()
+    """Figures of the environment's progress that are recorded at the end of each episode."""
     episode_limit: int | None = None
     """Steps after which an episode is abandoned and another begun."""
 
@@ -206,12 +209,18 @@ class _Episode:
     cost: float = 0.0
     length: int = 0
 
-    def record(self, *, finished: bool, info: dict[str, Any]) -> dict[str, Any]:
+    def record(self, *, finished: bool, info: dict[str, Any], progress: dict[str, float]) -> dict[str, Any]:
         row: dict[str, Any] = {"scenario": self.scenario, **self.details, "finished": finished}
         row |= {"return": self.env_return, "cost": self.cost, "length": self.length}
         if "arrived" in info:
             row["arrived"] = bool(info["arrived"])
-        return row
+        return row | ({PROGRESS: progress} if progress else {})
+
+
+def progress_of(env: Env, metrics: tuple[str, ...]) -> dict[str, float]:
+    """Figures of the environment's progress, by name."""
+    progress = env.progress() if metrics else {}
+    return {name: float(progress[name]) for name in metrics}
 
 
 def begin_episode(env: Env, scenario: int, details: dict[str, Any] | None = None) -> Array:
@@ -291,7 +300,8 @@ def collect(
             path_ends.append(t + 1)
             last.append(state.copy())
             terminals.append(terminated)
-            episodes.append(episode.record(finished=finished, info=info))
+            progress = progress_of(env, task.metrics)
+            episodes.append(episode.record(finished=finished, info=info, progress=progress))
             if t < n - 1:
                 noise.catch_up(t + 1)
                 episode, raw = _next_episode(env, task, rng)

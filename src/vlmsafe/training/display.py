@@ -20,6 +20,7 @@ from rich.table import Table
 
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import MissingDependencyError
+from vlmsafe.runs.digest import PROGRESS
 from vlmsafe.runs.run import Run
 
 
@@ -155,10 +156,11 @@ class _Lines:
         rate, left = self._speed.at(row["steps"])
         multiplier = f"  lambda {number(row['multiplier'], 3)}" if row["multiplier"] is not None else ""
         signal = "".join(f"  {heading} {number(row[name], 3)}" for heading, name in _signal_columns(row))
+        progress = "".join(f"  {heading} {value}" for heading, value in _progress_columns(row))
         self._print(
             f"epoch {row['epoch']}/{self._run.config.epochs}  steps {row['steps']:,}  {rate:.0f} steps/s  "
             f"return {number(row['env_return'])}  cost {number(row['episode_cost'])} of {row['budget']:g}"
-            f"{multiplier}{signal}  kl {row['kl']:.4f}  episodes {row['episodes']}  left {duration(left)}"
+            f"{multiplier}{signal}  kl {row['kl']:.4f}  episodes {row['episodes']}{progress}  left {duration(left)}"
         )
 
     def note(self, text: str) -> None:
@@ -217,7 +219,29 @@ def _signal_columns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("bonus", "bonus"), ("c_vlm", "negative_score"), ("kappa", "kappa"), *own]
 
 
-def _figures(row: Mapping[str, Any], epochs: int) -> Table:
+_SHARES = {"arrived": "arrived", "arrived_without_cost": "without cost", "passive": "passive"}
+
+
+def _progress_columns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Headings and texts of how far the epoch's episodes got; a run that stands still shows here."""
+    texts = []
+    for name, value in row.get(PROGRESS, {}).items():
+        share = "-" if value is None else f"{value:.0%}"
+        texts.append((_SHARES[name], share) if name in _SHARES else (name.replace("_", " "), number(value)))
+    return texts
+
+
+def _figures(row: Mapping[str, Any], epochs: int) -> RenderableType:
+    """The figures of an epoch in one table, and how far its episodes got in another below it."""
+    progress = _progress_columns(row)
+    if not progress:
+        return _main_figures(row, epochs)
+    below = Table(*(heading for heading, _ in progress), box=None, padding=(0, 3, 0, 0), header_style="dim")
+    below.add_row(*(value for _, value in progress))
+    return Group(_main_figures(row, epochs), below)
+
+
+def _main_figures(row: Mapping[str, Any], epochs: int) -> Table:
     signal = _signal_columns(row)
     table = Table(box=None, padding=(0, 2 if signal else 3, 0, 0), header_style="dim")  # within 80 columns
     cost, budget = row["episode_cost"], row["budget"]
@@ -267,6 +291,9 @@ class _TensorBoard:
         for name, value in row.items():
             if isinstance(value, int | float) and name not in ("epoch", "steps"):
                 self._writer.add_scalar(f"train/{name}", value, row["steps"])
+        for name, value in row.get(PROGRESS, {}).items():
+            if value is not None:
+                self._writer.add_scalar(f"{PROGRESS}/{name}", value, row["steps"])
         self._writer.flush()
 
     def note(self, text: str) -> None:

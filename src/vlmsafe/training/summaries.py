@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.learners.learner import Losses
+from vlmsafe.runs.digest import PROGRESS
+from vlmsafe.runs.tables import SUCCESS
 from vlmsafe.signals.shaping import Shaped, path_means, path_sums
 from vlmsafe.training.collect import Share
 
@@ -71,6 +73,28 @@ def mean_of(episodes: Sequence[Row], name: str, weight: str | None = None) -> fl
     return float(np.average([row[name] for row in rows], weights=[row[weight] for row in rows] if weight else None))
 
 
+def progress_figures(episodes: Sequence[Row], passive_below: float | None) -> dict[str, float | None]:
+    """How far an epoch's finished episodes got: means of the task's metrics, and shares of episodes.
+
+    `arrived` and `arrived_without_cost` are shares where the environment says whether it arrived. `passive` is the
+    share of episodes that cost nothing and return less than `passive_below`, where that is given.
+    """
+    finished = finished_among(episodes)
+    metrics = dict.fromkeys(name for row in episodes for name in row.get(PROGRESS, ()))
+    figures = {name: mean_of([row.get(PROGRESS, {}) for row in finished], name) for name in metrics}
+    shares: list[Row] = [
+        {
+            SUCCESS[0]: row.get("arrived"),
+            SUCCESS[1]: row["arrived"] and row["cost"] == 0.0 if "arrived" in row else None,
+            "passive": None if passive_below is None else row["cost"] == 0.0 and row["return"] < passive_below,
+        }
+        for row in finished
+    ]
+    known = [*SUCCESS] if any("arrived" in row for row in episodes) else []
+    known += ["passive"] if passive_below is not None else []
+    return figures | {name: mean_of(shares, name) for name in known}
+
+
 class EpisodeWindow:
     """The newest finished episodes, over which a run takes its mean cost J_C and its mean return."""
 
@@ -107,11 +131,13 @@ def epoch_row(
     multipliers: dict[str, float | None],
     losses: Losses,
     scored: bool,
+    passive_below: float | None = None,
 ) -> Row:
     """The row of an epoch; `scored` says whether the run has a scorer and so a bonus."""
     finished = finished_among(episodes)
     env_return, bonus = window.mean("return"), window.mean("bonus") if scored else None
     reward_loss, cost_loss, signal_loss = (*losses.critic_losses, None, None)[:3]
+    progress = progress_figures(episodes, passive_below)
     return {
         "epoch": epoch,
         "steps": steps,
@@ -132,6 +158,7 @@ def epoch_row(
         "kl": losses.kl,
         "passes": losses.passes,
         "entropy": losses.entropy,
+        **({PROGRESS: progress} if progress else {}),
     }
 
 

@@ -114,6 +114,11 @@ class Trainer:
                 self.display.note(kernels.unavailable() or kernels.REFUSED)
             for note in self.scoring.scorer.notes(self.config.env) if self.scoring else []:
                 self.display.note(note)
+            if self.config.steps_per_epoch < (longest := self.spec.longest or 0):
+                self.display.note(
+                    f"an epoch has {self.config.steps_per_epoch:,} steps and an episode up to {longest:,}, "
+                    "so only episodes that end early count in the episode cost"
+                )
             if self.config.frame_indicators and self.spec.frames:
                 self.display.note("frames show the simulator's cost indicators: scores of them partly read the cost")
             self._take_over()
@@ -139,6 +144,7 @@ class Trainer:
                 steps=self.config.steps_per_worker,
                 seed=self._seed(COLLECT, self.epoch, worker),
                 watch=self.scoring.watch if self.scoring else None,
+                metrics=self.spec.metrics,
             )
             for worker in range(self.config.num_envs)
         ]
@@ -243,7 +249,9 @@ class Trainer:
         """Write one row for the epoch, with a digest of the state after it, and one per episode."""
         steps = self.epoch * self.config.steps_per_epoch
         figures, scored = self.constraints.figures(), self.scoring is not None
-        row = epoch_row(self.epoch, steps, episodes, self.window, figures, losses, scored)
+        row = epoch_row(
+            self.epoch, steps, episodes, self.window, figures, losses, scored, self.spec.passive_below
+        )  # fmt: skip
         if attempt:
             row["attempt"] = attempt
         row[COLUMN] = record_digest(row, episodes) | self.state().digest()

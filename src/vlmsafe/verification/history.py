@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of, saved_epochs
-from vlmsafe.runs.digest import COLUMN, RECORDS, record_digest
+from vlmsafe.runs.digest import COLUMN, PROGRESS, RECORDS, record_digest
 from vlmsafe.runs.layout import CONFIG, PROMPTS, START, row_file
 from vlmsafe.runs.run import Row, Run
 from vlmsafe.verification.answer import Mismatch, epochs_text, listed
@@ -137,12 +137,12 @@ class History:
 
     def _changed_rows(self) -> Iterator[Mismatch]:
         """The first row, and the first epoch's episodes, that are not what their digest was taken of."""
-        words = {"row": "the row", "episodes": "rows of its episodes"}
+        words = {"row": "the row", "episodes": "rows of its episodes", PROGRESS: "the progress in its rows"}
         for part in RECORDS:
             changed = [
                 row["epoch"]
                 for row in self.rows
-                if COLUMN in row and row[COLUMN].get(part) != self._record_digest(row)[part]
+                if COLUMN in row and row[COLUMN].get(part) != self._record_digest(row).get(part)
             ]
             if changed:
                 text = f"{words[part]} changed after the epoch was recorded: the digest does not match{_also(changed)}"

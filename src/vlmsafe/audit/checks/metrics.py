@@ -25,8 +25,6 @@ PASSIVE_SHARE = 0.2
 """Share of an arm's episodes that may cost nothing and achieve nothing."""
 PASSIVE_RUN = 0.8
 """The same of a single run."""
-PASSIVE_BELOW = {"metadrive": 20.0, "formula-one": 1.0}
-"""Environment returns below which an episode is passive, by family: the paper's, and a tenth of a stage's reward."""
 _BONUS_WINDOW = 10
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 
@@ -169,14 +167,14 @@ def _tracks(row: dict[str, Any]) -> bool:
     return bool(stats.t.sf(t, n - 2) < CHANCE)
 
 
-def passive_threshold(env: str, arms: Sequence[ArmRecord], protocol: str, given: float | None) -> float | None:
+def passive_threshold(arms: Sequence[ArmRecord], protocol: str, given: float | None) -> float | None:
     """The return below which an episode that cost nothing achieved nothing.
 
     It is the given one, or else the environment's own, or else a fifth of the best arm's mean return if positive.
     """
     if given is not None:
         return given
-    own = next((value for family, value in PASSIVE_BELOW.items() if env.startswith(family)), None)
+    own = arms[0].first.config.spec.passive_below if arms else None
     if own is not None:
         return own
     episodes = _tables(arms, protocol)
@@ -189,7 +187,7 @@ def passive_threshold(env: str, arms: Sequence[ArmRecord], protocol: str, given:
 def passive_policy(env: str, arms: Sequence[ArmRecord], below: float | None) -> Iterator[Finding | Unchecked]:
     """An arm's low cost may come from episodes in which nothing happened."""
     for protocol in _protocols(arms):
-        episodes, threshold = _tables(arms, protocol), passive_threshold(env, arms, protocol, below)
+        episodes, threshold = _tables(arms, protocol), passive_threshold(arms, protocol, below)
         if episodes is None:
             continue
         if threshold is None:

@@ -135,7 +135,7 @@ def _judged_episodes(dataset: Dataset, entry: Entry) -> Iterator[tuple[str, pl.D
         episodes = dataset.episodes(env, entry)
         if episodes is not None:
             given = dataset.options.passive_below
-            threshold = passive_threshold(env, dataset.arms(env, entry), dataset.source(env, entry), given)
+            threshold = passive_threshold(dataset.arms(env, entry), dataset.source(env, entry), given)
             if threshold is not None:
                 yield env, episodes, threshold
 
