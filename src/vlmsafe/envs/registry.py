@@ -74,10 +74,13 @@ def _formula_one(level: int, summary: str) -> EnvSpec:
         passive_below=1.0,  # a tenth of a stage's reward
         prompts="formula-one",
         indicators=False,
+        version=2,  # 1 was another circuit with another car
         settings={"level": level},
         variants={
             "long": Variant("6,000 steps: a lap at the original 1 m/s", horizon=6000),
-            "fast": Variant("a car of 6 m/s instead of 1: a lap in 1000 steps", settings={"top_speed": 6.0}),
+            "fast": Variant("a car of 6 m/s instead of 1, with less inertia", settings={"top_speed": 6.0}),
+            "strict": Variant("a touch that ends within a step costs too", settings={"strict": True}),
+            "track": Variant("frames of the camera that follows the car from above", settings={"camera": "track"}),
             "sighted": Variant(
                 "also observes the walls around it, and the goal's direction at any distance",
                 settings={"sighted": True},

@@ -1,18 +1,20 @@
-"""The circuit: a closed centre line through the seven goals, and the walls on both sides of it.
+"""The circuit: its walls, the line along the middle of the road, and the seven goals.
 
-The goals are those of Safety-Gymnasium's FormulaOne; the way between them was designed for this project. A straight
-line from the sixth goal to the seventh would cross the leg from the fourth to the fifth, so the circuit turns south
-and west there, inside the area in which barriers are placed.
+Everything here was measured on Safety-Gymnasium's FormulaOne and lies in circuit.npz: the outlines of the 301 convex
+pieces of wall that reach down to the car, the outline of their union, and the middle of the road with the distances to
+the walls on both sides. The inner wall has two openings of 3.7 and 5.4 m, through which a car can leave the road; for
+the line and its distances they count as closed.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.interpolate import CubicSpline
 
 Array = NDArray[np.float64]
 
@@ -24,86 +26,112 @@ GOALS: Array = np.array(
 GOAL_RADIUS = 0.3
 """Metres within which a goal is reached."""
 
-HALF_WIDTH = 2.0
-"""From the centre line to a wall, metres."""
+LONGEST = 1.0
+"""No segment of a wall's outline is longer, metres."""
 
-_SPACING = 0.1  # metres between two points of the centre line
-_PIECE = 0.9  # metres of wall in one piece
-
-# Points that the centre line passes between each goal and the next.
-_WAYPOINTS: tuple[tuple[tuple[float, float], ...], ...] = (
-    ((5.2, 8.9), (7.3, 6.9), (9.6, 2.4)),
-    ((18.5, -2.0),),
-    ((30.6, -1.8),),
-    ((28.5, -10.6), (18.5, -11.2), (10.6, -13.0), (6.2, -14.8), (4.7, -15.8)),
-    ((4.7, -19.2), (6.2, -20.2), (11.0, -21.2)),
-    ((23.4, -23.6), (21.0, -28.3), (13.0, -28.6), (1.0, -26.6), (-7.6, -20.6), (-8.0, -9.8)),
-    ((0.5, 3.4), (1.0, 7.0)),
-)
+_AT_ONCE = 50
 
 
 @dataclass(frozen=True)
 class Circuit:
-    """The centre line as points [N, 2] about 0.1 m apart, and what is known at each."""
+    """The middle of the road as points [N, 2] 0.25 m apart, what is known at each, and the walls."""
 
     points: Array
     directions: Array
     """Unit vectors along the way."""
+    left: Array
+    """Metres to the wall on the left of each point."""
+    right: Array
     length: float
-    """Of one lap, metres."""
+    """Of one lap along the middle, metres."""
     goal_indices: NDArray[np.int64]
-    """The points at which the goals lie."""
+    """The points nearest to the goals, which lie up to 1.1 m beside the middle."""
+    pieces: tuple[Array, ...]
+    """Convex polygons [P, 2], the pieces of wall that things collide with."""
     walls: Array
-    """[W, 2, 2], the ends of every piece of wall."""
+    """[W, 2, 2], the ends of every segment of the walls' outline."""
 
     @property
     def spacing(self) -> float:
         return self.length / len(self.points)
 
     def nearest(self, position: Array) -> int:
-        """The point of the centre line nearest to a position."""
+        """The point of the middle nearest to a position."""
         offsets = self.points - position
         return int(np.einsum("ij,ij->i", offsets, offsets).argmin())
 
     def offset(self, position: Array, index: int) -> float:
-        """How far to the left of the centre line at that point a position lies, metres."""
+        """How far to the left of the middle at that point a position lies, metres."""
         ahead, away = self.directions[index], position - self.points[index]
         return float(ahead[0] * away[1] - ahead[1] * away[0])
+
+    def lane(self, position: Array) -> float:
+        """How far from the middle towards a wall a position lies: 0 on the middle, 1 at the wall, more beyond it."""
+        index = self.nearest(position)
+        offset = self.offset(position, index)
+        return abs(offset) / float(self.left[index] if offset > 0.0 else self.right[index])
 
 
 @functools.cache
 def circuit() -> Circuit:
     """The circuit; there is only one."""
-    knots: list[tuple[float, float]] = []
-    goal_knots = []
-    for goal, between in zip(GOALS.tolist(), _WAYPOINTS, strict=True):
-        goal_knots.append(len(knots))
-        knots += [(goal[0], goal[1]), *between]
-    closed = np.array([*knots, knots[0]])
-    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(closed, axis=0).T))])
-    curve = CubicSpline(along, closed, bc_type="periodic")
-    # The parameter is not the arc length, so the arc is measured and points are taken at equal distances along it.
-    fine = np.linspace(0.0, along[-1], 40_001)
-    arc = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(curve(fine), axis=0).T))])
-    count = round(arc[-1] / _SPACING)
-    parameters = np.interp(np.arange(count) * arc[-1] / count, arc, fine)
-    points, tangents = curve(parameters), curve(parameters, 1)
-    directions = tangents / np.hypot(*tangents.T)[:, None]
-    goals = np.array([np.hypot(*(points - goal).T).argmin() for goal in GOALS])
-    return Circuit(points, directions, float(arc[-1]), goals, _walls(points, directions))
+    with resources.files("vlmsafe.envs.formula_one").joinpath("circuit.npz").open("rb") as file, np.load(file) as read:
+        data = {name: np.asarray(read[name], np.float64) for name in read.files}
+    points, sides = data["middle"], data["left_right"]
+    tangents = np.roll(points, -1, axis=0) - np.roll(points, 1, axis=0)
+    steps = np.roll(points, -1, axis=0) - points
+    return Circuit(
+        points=points,
+        directions=tangents / np.hypot(*tangents.T)[:, None],
+        left=sides[:, 0],
+        right=sides[:, 1],
+        length=float(np.hypot(*steps.T).sum()),
+        goal_indices=np.array([np.hypot(*(points - goal).T).argmin() for goal in GOALS]),
+        pieces=_split(data["pieces"], data["piece_lengths"]),
+        walls=np.concatenate([_segments(ring) for ring in _split(data["outline"], data["outline_lengths"])]),
+    )
 
 
-def _walls(points: Array, directions: Array) -> Array:
-    """Straight pieces along both edges, each joining the next."""
-    left = np.stack([-directions[:, 1], directions[:, 0]], axis=1)
-    pieces = []
-    for side in (1.0, -1.0):
-        edge = points + side * HALF_WIDTH * left
-        lengths = np.hypot(*(np.roll(edge, -1, axis=0) - edge).T)
-        arc = np.concatenate([[0.0], np.cumsum(lengths)])
-        count = round(arc[-1] / _PIECE)
-        at = np.arange(count) * arc[-1] / count
-        closed = np.concatenate([edge, edge[:1]])
-        ends = np.stack([np.interp(at, arc, closed[:, axis]) for axis in (0, 1)], axis=1)
-        pieces.append(np.stack([ends, np.roll(ends, -1, axis=0)], axis=1))
-    return np.concatenate(pieces)
+def _split(points: Array, lengths: Array) -> tuple[Array, ...]:
+    return tuple(np.split(points, np.cumsum(lengths.astype(int))[:-1]))
+
+
+def _segments(ring: Array) -> Array:
+    """A closed line as segments [S, 2, 2] none of which is longer than `LONGEST`."""
+    found = []
+    for start, end in zip(ring, np.roll(ring, -1, axis=0), strict=True):
+        parts = max(1, int(np.ceil(np.hypot(*(end - start)) / LONGEST)))
+        ends = start + np.linspace(0.0, 1.0, parts + 1)[:, None] * (end - start)
+        found.append(np.stack([ends[:-1], ends[1:]], axis=1))
+    return np.concatenate(found)
+
+
+def distances(points: Array, segments: Array) -> Array:
+    """From each of P points [P, 2] to each of S segments [S, 2, 2], metres [P, S]."""
+    starts, along = segments[:, 0], segments[:, 1] - segments[:, 0]
+    # Where along each segment, as a share of its length, the place nearest to each point lies.
+    share = (points @ along.T - (starts * along).sum(axis=1)) / np.maximum((along**2).sum(axis=1), 1e-12)
+    share = np.clip(share, 0.0, 1.0)
+    x, y = (points[:, k : k + 1] - starts[:, k] - share * along[:, k] for k in (0, 1))
+    return np.hypot(x, y)
+
+
+def exits(points: Array) -> tuple[Array, Array]:
+    """Metres from the walls' faces to each of P points, negative inside a wall, and the shortest ways out [P, 2]."""
+    if len(points) > _AT_ONCE:  # intermediate results of more points leave the processor's cache
+        parts = [exits(part) for part in np.array_split(points, math.ceil(len(points) / _AT_ONCE))]
+        return np.concatenate([far for far, _ in parts]), np.concatenate([ways for _, ways in parts])
+    starts, ends = circuit().walls[:, 0], circuit().walls[:, 1]
+    nearest = circuit().walls[distances(points, circuit().walls).argmin(axis=1)]
+    along = nearest[:, 1] - nearest[:, 0]
+    share = ((points - nearest[:, 0]) * along).sum(axis=1) / np.maximum((along**2).sum(axis=1), 1e-12)
+    away = points - nearest[:, 0] - np.clip(share, 0.0, 1.0)[:, None] * along
+    far = np.hypot(away[:, 0], away[:, 1])
+    # A point is inside where a ray from it to the right crosses the outline an odd number of times.
+    x, y = points[:, :1], points[:, 1:]
+    between = (starts[:, 1] > y) != (ends[:, 1] > y)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        crossing = starts[:, 0] + (y - starts[:, 1]) / (ends[:, 1] - starts[:, 1]) * (ends[:, 0] - starts[:, 0])
+    inside = (between & (crossing > x)).sum(axis=1) % 2 == 1
+    sign = np.where(inside, -1.0, 1.0)
+    return sign * far, sign[:, None] * away / np.maximum(far, 1e-12)[:, None]

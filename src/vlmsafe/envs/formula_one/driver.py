@@ -1,8 +1,8 @@
 """A scripted driver, which shows that the circuit can be driven and drives when frames are recorded.
 
-It looks some metres ahead along the centre line, chooses the best way between barriers among parallel lanes, and steers
-towards a point on it (pure pursuit). Where that arc is blocked or points the wrong way, it tries short arcs in both
-gears and takes the best. It knows the circuit and every barrier; no policy does.
+It looks some metres ahead along the middle of the road, chooses the best way between barriers among parallel lanes, and
+steers towards a point on it (pure pursuit). Where that arc is blocked or points the wrong way, it compares plans of two
+short arcs in both gears and takes the best. It knows the circuit and every barrier; no policy does.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.envs.formula_one.circuit import HALF_WIDTH, Array, circuit
-from vlmsafe.envs.formula_one.model import BARRIER_RADIUS, MOST_STEERING
+from vlmsafe.envs.formula_one.barriers import BARRIER_RADIUS
+from vlmsafe.envs.formula_one.circuit import GOAL_RADIUS, GOALS, LONGEST, Array, circuit, distances
 from vlmsafe.envs.hazard import wrapped
 
-_WHEELBASE = 0.32  # metres, as in racecar.xml
-_CIRCLES, _CIRCLE = np.array([-0.16, 0.0, 0.16]), 0.17  # the car as three circles in a row: their centres, their radius
-_MARGIN = 0.04
-_LANES = np.linspace(-1.6, 1.6, 21)  # metres from the centre line
-_STRIDE = 3  # points of the centre line from one row of the lanes to the next, 0.3 m
-_LATERAL = 4.0  # m/s^2 that bends may ask for
-_BRAKING = 2.5  # m/s^2
-_ARC, _POSES = 0.6, 6  # metres of a tried arc, and where along it the car is placed
+MOST_STEERING = 0.785  # radians, as in racecar.xml
+_WHEELBASE = 0.5  # metres; 0.325 m on the drawing, but tyres slip and the steering gives way
+_WHEELBASE_BACKWARDS = 0.3
+_IN_THE_WAY = 0.12  # metres; a barrier nearer to the goal than this must be pushed away
+_CIRCLES, _CIRCLE = (
+    np.array([-0.13, 0.02, 0.17]),
+    0.16,
+)  # the car as three circles: their centres, their radius
+_MARGIN = 0.05
+_LANES = np.linspace(-2.4, 2.4, 31)  # metres from the middle of the road
+_SLOW, _FAST = (2.0, 0.7), (4.0, 3.0)  # m/s^2: what bends may ask for, and braking, of the two cars
+_CAREFUL = 0.5  # m/s, at which the car stops within 0.15 m
+_FAR = 2.0  # metres ahead to the point towards which the car is turned around
+_ARC, _POSES = 0.6, 6  # metres of a tried arc, and in how many places along it the car is placed
 
 
 class Situation(NamedTuple):
@@ -48,41 +54,46 @@ class CircuitDriver:
 
     def __call__(self) -> NDArray[np.float64]:
         now = self._look()
-        speed = math.hypot(*now.velocity)
+        speed, goal = math.hypot(*now.velocity), GOALS[now.goal]
         near = now.barriers[np.hypot(*(now.barriers - now.position).T) < 6.0 + speed]
-        here = circuit().nearest(now.position)
-        to_goal = (circuit().goal_indices[now.goal] - here) % len(circuit().points)
-        if to_goal > len(circuit().points) - round(5.0 / circuit().spacing):  # driven past it
-            target, limit = circuit().points[circuit().goal_indices[now.goal]], 0.5
+        near = near[np.hypot(*(near - goal).T) > _IN_THE_WAY]
+        here, lap = circuit().nearest(now.position), len(circuit().points)
+        to_goal = int(circuit().goal_indices[now.goal] - here) % lap
+        if to_goal > lap - round(5.0 / circuit().spacing):  # driven past it
+            target = far = goal
+            limit = _CAREFUL
         else:
-            rows = 12 + round(speed / 0.5)
-            way = _way(now, near, here, to_goal, rows)
-            reach = 0.5 + 0.3 * speed
-            target = way[min(len(way) - 1, max(1, round(reach / (_STRIDE * circuit().spacing))))]
-            limit = _speed_limit(way)
+            way = _way(now, near, here, to_goal, rows=12 + round(speed / 0.5))
+            reach = 0.45 + 0.3 * speed
+            target = way[min(len(way) - 1, max(1, round(reach / circuit().spacing)))]
+            far = goal if to_goal * circuit().spacing < _FAR else way[round(_FAR / circuit().spacing)]
+            limit = _speed_limit(way, *(_SLOW if now.top_speed <= 1.0 else _FAST))
         away = target - now.position
         angle = wrapped(math.atan2(away[1], away[0]) - now.heading)
         steer = math.atan2(2 * _WHEELBASE * math.sin(angle), math.hypot(*away))
         steer = min(max(steer, -MOST_STEERING), MOST_STEERING)
-        if abs(angle) < 1.0 and self._gear > 0.0 and _free_share(now, near, np.array([[1.0, steer]]))[0] == 1.0:
+        if abs(angle) < 1.0 and _free_share(now, near, *_arcs(np.array([[1.0]]), np.array([[steer]])))[0] == 1.0:
+            self._gear = 1.0
             return np.array([min(1.0, limit / now.top_speed), steer / MOST_STEERING])
-        self._gear, steer = _best_arc(now, near, target, self._gear)
-        return np.array([self._gear * min(1.0, 0.8 / now.top_speed), steer / MOST_STEERING])
+        self._gear, steer = _best_plan(now, near, far, goal, self._gear)
+        return np.array([self._gear * _CAREFUL / now.top_speed, steer / MOST_STEERING])
 
 
 def _way(now: Situation, near: Array, here: int, to_goal: int, rows: int) -> Array:
     """The cheapest way ahead, [rows, 2]: one lane in each row, neighbours in neighbouring rows."""
     world = circuit()
-    indices = (here + _STRIDE * np.arange(rows)) % len(world.points)
+    indices = (here + np.arange(rows)) % len(world.points)
     left = np.stack([-world.directions[indices, 1], world.directions[indices, 0]], axis=1)
     nodes = world.points[indices][:, None] + _LANES[:, None] * left[:, None]  # [rows, lanes, 2]
     price = np.tile(0.02 * _LANES**2, (rows, 1))
+    to_walls = np.minimum(world.left[indices, None] - _LANES, world.right[indices, None] + _LANES) - _CIRCLE
+    price += np.where(to_walls < _MARGIN, 50.0, 0.5 * np.exp(-np.maximum(to_walls, 0.0) / 0.15))
     if len(near):
         gaps = np.hypot(*np.moveaxis(nodes[:, :, None] - near, -1, 0)).min(axis=-1) - BARRIER_RADIUS - _CIRCLE
         price += np.where(gaps < _MARGIN, 50.0, 0.5 * np.exp(-np.maximum(gaps, 0.0) / 0.15))
-    row = round(to_goal / _STRIDE)
-    if row < rows:  # the goal is small, and must be met
-        price[row] += 30.0 * np.maximum(0.0, np.abs(_LANES) - 0.1)
+    if to_goal < rows:  # the goal is small, and must be met
+        beside = world.offset(GOALS[now.goal], int(world.goal_indices[now.goal]))
+        price[to_goal] += 30.0 * np.maximum(0.0, np.abs(_LANES - beside) - 0.15)
     moves = np.arange(-2, 3)
     start = world.offset(now.position, here)
     best = price[0] + 20.0 * np.abs(_LANES - start)
@@ -100,54 +111,72 @@ def _way(now: Situation, near: Array, here: int, to_goal: int, rows: int) -> Arr
     return nodes[np.arange(rows), lanes[::-1]]
 
 
-def _speed_limit(way: Array) -> float:
-    """The speed from which every bend on the way can still be taken."""
+def _speed_limit(way: Array, lateral: float, braking: float) -> float:
+    """The speed from which every bend on the way can still be taken, with so much grip and braking."""
     # Lanes are steps; what they amount to over three rows is what the car has to follow.
     smooth = np.array([np.convolve(way[:, axis], np.ones(3) / 3, "valid") for axis in (0, 1)]).T
     legs = np.diff(smooth, axis=0)
     lengths = np.maximum(np.hypot(*legs.T), 1e-3)
     turns = np.abs(wrapped(np.diff(np.arctan2(legs[:, 1], legs[:, 0]))))
-    allowed = np.sqrt(_LATERAL * lengths[1:] / np.maximum(turns, 1e-3))
+    allowed = np.sqrt(lateral * lengths[1:] / np.maximum(turns, 1e-3))
     distance = np.maximum(np.cumsum(lengths)[:-1] - 0.3, 0.0)
-    return float(np.sqrt(allowed**2 + 2 * _BRAKING * distance).min(initial=np.inf))
+    return float(np.sqrt(allowed**2 + 2 * braking * distance).min(initial=np.inf))
 
 
-def _poses(now: Situation, arcs: Array) -> tuple[Array, Array]:
-    """Positions [A, P, 2] and headings [A, P] along arcs, each a gear and a steering angle [A, 2]."""
-    gears, steers = arcs[:, :1], arcs[:, 1:]
-    travelled = gears * np.linspace(_ARC / _POSES, _ARC, _POSES)
-    turned = travelled * np.tan(steers) / _WHEELBASE
-    chord = travelled * np.sinc(turned / (2 * np.pi))
-    middle = now.heading + turned / 2
-    return now.position + np.stack([chord * np.cos(middle), chord * np.sin(middle)], axis=-1), now.heading + turned
+def _arcs(gears: Array, steers: Array) -> tuple[Array, Array]:
+    """Positions [N, P, 2] and headings [N, P] along arcs that follow each other, [N, A], from the car's place."""
+    pieces = np.repeat(gears, _POSES, axis=1) * _ARC / _POSES
+    wheelbases = np.repeat(np.where(gears > 0.0, _WHEELBASE, _WHEELBASE_BACKWARDS), _POSES, axis=1)
+    turns = pieces * np.tan(np.repeat(steers, _POSES, axis=1)) / wheelbases
+    turned = np.cumsum(turns, axis=1)
+    middle = turned - turns / 2
+    steps = pieces[..., None] * np.stack([np.cos(middle), np.sin(middle)], axis=-1)
+    return np.cumsum(steps, axis=1), turned
 
 
-def _free_share(now: Situation, near: Array, arcs: Array) -> Array:
-    """How much of each arc the car gets along before it touches something, 0 to 1."""
-    positions, headings = _poses(now, arcs)
+def _free_share(now: Situation, near: Array, places: Array, turned: Array) -> Array:
+    """How much of each way, given from the car's place, the car gets along before it touches something, 0 to 1."""
+    positions, headings = _to_world(now, places), now.heading + turned
     forward = np.stack([np.cos(headings), np.sin(headings)], axis=-1)
-    centres = positions[..., None, :] + _CIRCLES[:, None] * forward[..., None, :]  # [A, P, 3, 2]
-    blocked = np.zeros(positions.shape[:2], bool)
-    if len(near):
-        gaps = np.hypot(*np.moveaxis(centres[..., None, :] - near, -1, 0))
-        blocked |= (gaps < BARRIER_RADIUS + _CIRCLE + _MARGIN / 2).any(axis=(-2, -1))
-    points = circuit().points
-    local = points[np.hypot(*(points - now.position).T) < 4.0]
-    to_centre = np.hypot(*np.moveaxis(centres[..., None, :] - local, -1, 0)).min(axis=-1)
-    blocked |= (to_centre > HALF_WIDTH - 0.05 - _CIRCLE).any(axis=-1)
-    first = np.where(blocked.any(axis=1), blocked.argmax(axis=1), _POSES)
-    return first / _POSES
+    centres = positions[..., None, :] + _CIRCLES[:, None] * forward[..., None, :]  # [N, P, 3, 2]
+    reach = _CIRCLE + _MARGIN / 2
+    blocked = np.zeros(turned.shape, bool)
+    close = near[np.hypot(*(near - now.position).T) < 2 * _ARC + 1.0]
+    if len(close):
+        gaps = np.hypot(*np.moveaxis(centres[..., None, :] - close, -1, 0))
+        blocked |= (gaps < BARRIER_RADIUS + reach).any(axis=(-2, -1))
+    walls = circuit().walls
+    walls = walls[np.abs(walls[:, 0] - now.position).max(axis=1) < 2 * _ARC + LONGEST + 0.5]
+    if len(walls):
+        to_walls = distances(centres.reshape(-1, 2), walls).min(axis=1).reshape(centres.shape[:-1])
+        blocked |= (to_walls < reach).any(axis=-1)
+    count = turned.shape[1]
+    return np.where(blocked.any(axis=1), blocked.argmax(axis=1), count) / count
 
 
-_ARCS = np.array([(gear, steer) for gear in (1.0, -1.0) for steer in np.linspace(-MOST_STEERING, MOST_STEERING, 9)])
+def _to_world(now: Situation, places: Array) -> Array:
+    cos, sin = math.cos(now.heading), math.sin(now.heading)
+    return now.position + places @ np.array([[cos, sin], [-sin, cos]])
 
 
-def _best_arc(now: Situation, near: Array, target: Array, gear: float) -> tuple[float, float]:
-    """The gear and steering angle after which the target is best within reach."""
-    free = _free_share(now, near, _ARCS)
-    positions, headings = _poses(now, _ARCS)
-    away = target - positions[:, -1]
-    angle = wrapped(np.arctan2(away[:, 1], away[:, 0]) - headings[:, -1])
-    price = np.abs(angle) + 0.5 * np.hypot(*away.T) + 4.0 * (1.0 - free) + 0.5 * (_ARCS[:, 0] != gear)
-    best = _ARCS[int(price.argmin())]
-    return float(best[0]), float(best[1])
+_SINGLE = [(gear, steer) for gear in (1.0, -1.0) for steer in np.linspace(-MOST_STEERING, MOST_STEERING, 7).tolist()]
+_PAIRS = np.array([(one, two) for one in _SINGLE for two in _SINGLE])  # [N, 2, (gear, steer)]
+_GEARS: Array
+_STEERS: Array
+_GEARS, _STEERS = np.moveaxis(_PAIRS, -1, 0)
+_PLACES, _TURNED = _arcs(_GEARS, _STEERS)
+
+
+def _best_plan(now: Situation, near: Array, far: Array, goal: Array, gear: float) -> tuple[float, float]:
+    """The gear and steering angle with which the best of all plans begins; a plan is two arcs."""
+    free = _free_share(now, near, _PLACES, _TURNED)
+    positions = _to_world(now, _PLACES)
+    away = far - positions[:, -1]
+    angle = wrapped(np.arctan2(away[:, 1], away[:, 0]) - now.heading - _TURNED[:, -1])
+    price = np.abs(angle) + 0.5 * np.hypot(*away.T) + 6.0 * (1.0 - free)
+    price += 1.0 * (_GEARS < 0.0).sum(axis=1) + 0.5 * (_GEARS[:, 0] != gear) + 0.5 * (_GEARS[:, 1] != _GEARS[:, 0])
+    reached = np.hypot(*np.moveaxis(positions - goal, -1, 0)) < GOAL_RADIUS - 0.02
+    early = np.where(reached.any(axis=1), reached.argmax(axis=1) / reached.shape[1], 1.0)
+    price = np.where(early < free, -10.0 + 3.0 * early, price)
+    best = int(price.argmin())
+    return float(_GEARS[best, 0]), float(_STEERS[best, 0])

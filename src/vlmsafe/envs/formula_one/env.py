@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,25 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, no_episode
-from vlmsafe.envs.formula_one import barriers, lidar
-from vlmsafe.envs.formula_one.circuit import GOAL_RADIUS, GOALS, HALF_WIDTH, Array, circuit
-from vlmsafe.envs.formula_one.driver import CircuitDriver, Situation
-from vlmsafe.envs.formula_one.model import (
-    BARRIER_RADIUS,
-    BARRIERS,
-    MOST_STEERING,
-    WALL_HALF_THICKNESS,
-    WHEEL_RADIUS,
-    build,
-)
-from vlmsafe.envs.formula_one.painter import Painter
+from vlmsafe.envs.formula_one import lidar
+from vlmsafe.envs.formula_one.barriers import BARRIER_RADIUS, BARRIERS, draw_layout, settle
+from vlmsafe.envs.formula_one.circuit import GOAL_RADIUS, GOALS, LONGEST, Array, circuit
+from vlmsafe.envs.formula_one.driver import MOST_STEERING, CircuitDriver, Situation
+from vlmsafe.envs.formula_one.model import WHEEL_RADIUS, build
+from vlmsafe.envs.formula_one.painter import CAMERAS, Indicators, Painter
 from vlmsafe.envs.hazard import gaps_to_box, hazard_of, wrapped
-from vlmsafe.errors import InputError
+from vlmsafe.errors import InputError, unknown_name
 
 SUBSTEPS = 10
 GOAL_BONUS = 10.0
-CAR = np.array([0.25, 0.14])  # half its length and width, metres
+CAR = np.array([0.228, 0.145])  # half its length and width, metres
+_MIDDLE = np.array([0.018, 0.0])  # of the car, from its origin
 _LENGTH = 2 * CAR[0]
+LEVELS = (0, 1, 2)
+_SENSORS = int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
 _SIGHT = 10  # car lengths; what is farther ahead is ignored
 _REACH, _SECONDS = 0.05, 1.0  # of the hazard
 
@@ -48,22 +46,31 @@ class FormulaOne(Env):
         level: int,
         top_speed: float = 1.0,
         sighted: bool = False,
+        strict: bool = False,
+        camera: str = "vision",
         indicators: bool = False,
     ) -> None:
+        if level not in LEVELS:
+            raise unknown_name("level of FormulaOne", str(level), [str(each) for each in LEVELS])
+        if camera not in CAMERAS:
+            raise unknown_name("camera of FormulaOne", camera, list(CAMERAS))
         self._scenarios, self._horizon, self._level = scenarios, horizon, level
-        self._top_speed, self._sighted, self._indicators = top_speed, sighted, indicators
-        self._model = build(BARRIERS if level else 0)
+        self._top_speed, self._sighted, self._strict = top_speed, sighted, strict
+        self._camera, self._indicators = camera, indicators
+        # A copy, because `step` switches sensors off and on while another environment may be in a step of its own.
+        self._model = copy.copy(build(BARRIERS if level else 0, top_speed))
         self._data = mujoco.MjData(self._model)
         self._painter = Painter(self._model)
-        self._body = self._model.geom("body").id
         names = [self._model.geom(number).name for number in range(self._model.ngeom)]
         self._is_wall = np.array([name.startswith("wall") for name in names])
+        self._is_barrier = np.array([name.startswith("barrier") for name in names])
+        self._is_car = ~self._is_wall & ~self._is_barrier & (np.array(names) != "floor")
         first = self._model.joint("car").qposadr[0]
         self._car = slice(first, first + 7)
-        joints = [self._model.body(f"barrier_{number}").jntadr[0] for number in range(BARRIERS if level else 0)]
-        self._barriers = np.array([[self._model.jnt_qposadr[j] + k for k in (0, 1)] for j in joints], int).reshape(
-            -1, 2
-        )
+        count = BARRIERS if level else 0
+        self._barrier_bodies = np.array([self._model.body(f"barrier_{k}").id for k in range(count)], int)
+        joints = self._model.body_jntadr[self._barrier_bodies]
+        self._barriers = self._model.jnt_qposadr[joints][:, None] + np.arange(2)  # where their x and y are
         highest = np.array([top_speed / WHEEL_RADIUS, MOST_STEERING], np.float32)
         self.action_space = gymnasium.spaces.Box(-highest, highest)
         size = 12 + lidar.BINS * (2 if level else 1) + ((lidar.BINS + 3) if sighted else 0)
@@ -77,12 +84,11 @@ class FormulaOne(Env):
     ) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
         scenario = self._scenarios.choose(seed, self.np_random)
-        rng = np.random.default_rng(scenario)
-        start, yaw = int(rng.integers(len(GOALS))), rng.uniform(-math.pi, math.pi)
+        start, yaw, barriers = draw_layout(self._level, scenario)
         mujoco.mj_resetData(self._model, self._data)
         self._data.qpos[self._car] = (*GOALS[start], 0.05, math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2))
         if self._level:
-            self._data.qpos[self._barriers] = barriers.place(self._level, rng)
+            self._data.qpos[self._barriers] = settle(barriers, GOALS[start], np.random.default_rng(scenario))
         mujoco.mj_forward(self._model, self._data)
         self._step, self._stages, self._path, self._gained = 0, 0, 0.0, 0.0
         self._hit_wall = self._hit_barrier = False
@@ -95,11 +101,17 @@ class FormulaOne(Env):
         if not np.isfinite(action).all():
             raise InputError(f"the action is {action}; expected two finite numbers, wheel speed and steering")
         throttle, steer = np.clip(action, self.action_space.low, self.action_space.high)  # type: ignore[attr-defined]
-        self._data.ctrl[:] = (throttle, steer, steer)
+        self._data.ctrl[:] = (throttle, steer)
         self._hit_wall = self._hit_barrier = False
-        for _ in range(SUBSTEPS):  # each may touch something and leave it again
-            mujoco.mj_step(self._model, self._data)
-            self._feel()
+        # Sensors are read at the end of the step only, and take a sixth of the time of a substep.
+        self._model.opt.disableflags |= _SENSORS
+        if self._strict:
+            for _ in range(SUBSTEPS):  # each may touch something and leave it again
+                mujoco.mj_step(self._model, self._data)
+                self._feel()
+        else:
+            mujoco.mj_step(self._model, self._data, SUBSTEPS)
+        self._model.opt.disableflags &= ~_SENSORS
         mujoco.mj_forward(self._model, self._data)  # sensors and contacts of the state that was reached
         self._feel()
         before = self._position
@@ -125,14 +137,11 @@ class FormulaOne(Env):
             raise no_episode()
 
     def _feel(self) -> None:
-        """Record what the car's body touches."""
-        for pair in self._data.contact.geom.tolist():  # mostly the wheels on the floor
-            if self._body in pair:
-                other = pair[0] if pair[1] == self._body else pair[1]
-                if self._is_wall[other]:
-                    self._hit_wall = True
-                else:
-                    self._hit_barrier = True
+        """Record what the car touches."""
+        pairs = self._data.contact.geom
+        others = pairs[self._is_car[pairs[:, ::-1]]]  # what stands beside a part of the car in a contact
+        self._hit_wall |= bool(self._is_wall[others].any())
+        self._hit_barrier |= bool(self._is_barrier[others].any())
 
     def _locate(self) -> None:
         """Read the car's position and heading."""
@@ -153,7 +162,7 @@ class FormulaOne(Env):
             parts.append(lidar.objects(self._to_car(self._barrier_positions)))
         if self._sighted:
             starts, ends = self._walls_near(lidar.RANGE)
-            parts.append(lidar.walls(starts, ends, WALL_HALF_THICKNESS))
+            parts.append(lidar.walls(starts, ends))
             parts += [goal[0] / max(self._distance, 1e-9), [self._distance]]
         return np.concatenate(parts, dtype=np.float32)
 
@@ -165,21 +174,27 @@ class FormulaOne(Env):
         return lidar.to_car(points, self._position, self._heading)
 
     def _walls_near(self, reach: float) -> tuple[Array, Array]:
-        """Pieces of wall that may be within `reach`, in the car's coordinates."""
+        """Segments of the walls' outline that may be within `reach`, in the car's coordinates."""
         ends = circuit().walls
-        near = np.abs(ends[:, 0] - self._position).max(axis=1) < reach + 1.0  # no piece is longer
+        near = np.abs(ends[:, 0] - self._position).max(axis=1) < reach + LONGEST
         both = self._to_car(ends[near].reshape(-1, 2)).reshape(-1, 2, 2)
         return both[:, 0], both[:, 1]
 
     def frame(self) -> Frame:
-        """What the driver's camera sees, 256 x 256."""
+        """What the camera sees, 256 x 256."""
         self._need_episode()
-        alarm = self._indicators and self._level > 0 and (self._hit_wall or self._hit_barrier)
-        return self._painter.driver(self._data, self._heading, self._goal, self._barrier_positions, alarm=alarm)
+        marks = self._marks() if self._indicators else None
+        return self._painter.frame(self._data, self._camera, self._goal, self._barrier_bodies, marks)
+
+    def _marks(self) -> Indicators:
+        readings = [lidar.objects(self._to_car(self._goal[None]))]
+        if self._level:
+            readings.append(lidar.objects(self._to_car(self._barrier_positions)))
+        return Indicators(self._level > 0 and (self._hit_wall or self._hit_barrier), tuple(readings))
 
     def overview(self, size: int = 768) -> Frame:
         """The whole circuit from above, for people."""
-        return self._painter.overview(self._data, self._goal, self._barrier_positions, size)
+        return self._painter.overview(self._data, self._goal, self._barrier_bodies, size)
 
     def progress(self) -> Mapping[str, float]:
         """Stages completed, metres driven, metres by which goals came closer, and the car's position.
@@ -213,8 +228,7 @@ class FormulaOne(Env):
 
     def facts(self) -> Mapping[str, float]:
         """Place on the track, heading, speed, gaps, what is being touched, and how near walls and barriers are."""
-        index = circuit().nearest(self._position)
-        along = circuit().directions[index]
+        along = circuit().directions[circuit().nearest(self._position)]
         turn = self._heading - math.atan2(along[1], along[0])
         around = self._surroundings()
         wall, barrier = _hazards(around)
@@ -225,7 +239,7 @@ class FormulaOne(Env):
             "vehicle_hazard": 1.0 if hit else max(wall, barrier),
             "edge_hazard": 1.0 if self._hit_wall else wall,
             "edge_gap": around.gaps[0],
-            "lane_offset": abs(circuit().offset(self._position, index)) / HALF_WIDTH,
+            "lane_offset": circuit().lane(self._position),
             "heading_error": abs(wrapped(turn)),
             "object_gap": min(around.gaps) / _LENGTH,
             "ahead_clear": around.ahead / _LENGTH,
@@ -234,12 +248,12 @@ class FormulaOne(Env):
 
     def _surroundings(self) -> _Obstacles:
         """The nearest wall and the nearest barrier."""
-        starts, ends = self._walls_near(_SIGHT * _LENGTH)
-        posts = self._to_car(self._barrier_positions)
+        starts, ends = (side - _MIDDLE for side in self._walls_near(_SIGHT * _LENGTH))
+        posts = self._to_car(self._barrier_positions) - _MIDDLE
         posts = posts[np.abs(posts).max(axis=1) < _SIGHT * _LENGTH]
         velocity = lidar.to_car(self._situation().velocity[None], np.zeros(2), self._heading)[0]
         gaps, speeds = [], []
-        for first, second, radius in ((starts, ends, WALL_HALF_THICKNESS), (posts, posts, BARRIER_RADIUS)):
+        for first, second, radius in ((starts, ends, 0.0), (posts, posts, BARRIER_RADIUS)):
             if not len(first):
                 gaps.append(_SIGHT * _LENGTH)
                 speeds.append(0.0)
@@ -249,7 +263,7 @@ class FormulaOne(Env):
             gaps.append(max(0.0, float(apart[nearest]) - radius))
             speeds.append(float(directions[nearest] @ velocity))
         noses = np.array([(CAR[0], side * CAR[1]) for side in (-1.0, 0.0, 1.0)])
-        ahead = lidar.ray_lengths(noses, np.array([(1.0, 0.0)] * 3), starts, ends).min() - WALL_HALF_THICKNESS
+        ahead = lidar.ray_lengths(noses, np.array([(1.0, 0.0)] * 3), starts, ends).min()
         in_way = posts[(posts[:, 0] > 0.0) & (np.abs(posts[:, 1]) < CAR[1] + BARRIER_RADIUS)]
         ahead = min(ahead, (in_way[:, 0] - CAR[0] - BARRIER_RADIUS).min(initial=np.inf), _SIGHT * _LENGTH)
         return _Obstacles((gaps[0], gaps[1]), (speeds[0], speeds[1]), max(0.0, float(ahead)))

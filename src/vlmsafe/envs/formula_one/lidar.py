@@ -61,7 +61,6 @@ _MIDDLES = (np.arange(BINS) + 0.5) * _BIN
 _RAYS = np.stack([np.cos(_MIDDLES), np.sin(_MIDDLES)], axis=1)
 
 
-def walls(starts: Array, ends: Array, half_thickness: float) -> Array:
-    """Nearness of the walls whose middle lines these are, in the car's coordinates, along the middle of each bin."""
-    lengths = ray_lengths(np.zeros((BINS, 2)), _RAYS, starts, ends) - half_thickness
-    return np.maximum(0.0, 1.0 - lengths / RANGE)
+def walls(starts: Array, ends: Array) -> Array:
+    """Nearness of the walls whose outlines these are, in the car's coordinates, along the middle of each bin."""
+    return np.maximum(0.0, 1.0 - ray_lengths(np.zeros((BINS, 2)), _RAYS, starts, ends) / RANGE)

@@ -1,79 +1,85 @@
 """The world that MuJoCo compiles once: floor, car, walls and barriers. A new episode compiles nothing.
 
-A barrier has two sliding joints and one that turns, and these joints hold the friction of its foot. It can be pushed
-and turned but not tipped over, and needs no contact with the floor. Barriers at rest are asleep and take almost no
-time until something awake touches them.
+Barriers are free bodies. At rest they are asleep, and take almost no time until something awake touches them.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import mujoco
+import numpy as np
 
-from vlmsafe.envs.formula_one.circuit import circuit
+from vlmsafe.envs.formula_one.barriers import BARRIER_RADIUS
+from vlmsafe.envs.formula_one.circuit import Array, circuit
 
-WHEEL_RADIUS, MOST_STEERING = 0.05, 0.785  # metres and radians, as in racecar.xml
-BARRIERS = 200
-BARRIER_RADIUS, BARRIER_HEIGHT = 0.15, 0.4  # metres
-WALL_HEIGHT = 0.5
-WALL_HALF_THICKNESS = 0.05
-_BARRIER_MASS = 1.0  # kg; the car has three
-_GRIP = 0.5  # friction of a barrier's foot
+WHEEL_RADIUS = 0.05  # metres, as in racecar.xml
+BARRIER_HEIGHT = 0.375  # metres
+WALL_HEIGHT = 0.875  # the median of the original's pieces, which are 0.33 to 1.33 m high
+_BARRIER_MASS = 1.4e-5  # kg; the original's barriers weigh next to nothing
+_BARRIER_INERTIA = (1.959e-7, 1.958e-7, 9.132e-8)  # kg m^2, about the centre of mass
+_BARRIER_CENTRE = 0.1266  # metres above the floor
+_BARRIER_RINGS = ((BARRIER_RADIUS, 0.0), (0.085, 0.335), (0.035, BARRIER_HEIGHT))  # radius at a height
+_BARRIER_SIDES = 24
+_FRICTION = (1.0, 0.005, 0.0001)
+# The original's axle has the inertia of 20 kg at the wheels, and its chassis is as slow to turn. At more than 3 m/s
+# such an axle is a gyroscope that turns the car over, and a stronger motor would lift the front wheels.
+_FAST = {"car": 0.25, "axle": 0.06}  # shares of the inertias that a faster car has
+_FAST_MOTOR = 0.6  # Nm instead of 1
 _GREY = ((0.62, 0.62, 0.64, 1.0), (0.48, 0.48, 0.50, 1.0))
-
-Footing = Literal["planar", "free"]
 
 
 @functools.cache
-def build(barriers: int, footing: Footing = "planar") -> Any:
-    """The compiled world. With `free` feet, barriers are free bodies on the floor: slow, and only for comparison."""
+def build(barriers: int, top_speed: float = 1.0) -> Any:
+    """The compiled world. A car faster than the original's has less inertia, or it could not be driven."""
     text = resources.files("vlmsafe.envs.formula_one").joinpath("racecar.xml").read_text(encoding="utf-8")
     spec = mujoco.MjSpec.from_string(text)
-    for number, (start, end) in enumerate(circuit().walls):
-        along = end - start
+    if top_speed > 1.0:
+        for name, share in _FAST.items():
+            spec.body(name).inertia *= share
+        spec.actuator("throttle").forcerange = (-_FAST_MOTOR, _FAST_MOTOR)
+    for number, piece in enumerate(circuit().pieces):
+        spec.add_mesh(name=f"wall_{number}", uservert=_prism(piece).ravel())
         spec.worldbody.add_geom(
             name=f"wall_{number}",
-            type=mujoco.mjtGeom.mjGEOM_BOX,
-            size=(math.hypot(*along) / 2 + 0.02, WALL_HALF_THICKNESS, WALL_HEIGHT / 2),
-            pos=(*((start + end) / 2), WALL_HEIGHT / 2),
-            quat=_turned(math.atan2(along[1], along[0])),
+            type=mujoco.mjtGeom.mjGEOM_MESH,
+            meshname=f"wall_{number}",
             rgba=_GREY[number % 2],  # the joints between pieces are seen, and with them how fast they pass
-            contype=1,
-            conaffinity=1,
-            friction=(0.4, 0.005, 0.0001),
+            **_SOLID,
         )
+    if barriers:
+        spec.add_mesh(name="barrier", uservert=_barrel().ravel())
     for number in range(barriers):
-        _add_barrier(spec, number, footing)
+        _add_barrier(spec, number)
     return spec.compile()
 
 
-def _add_barrier(spec: Any, number: int, footing: Footing) -> None:
-    body = spec.worldbody.add_body(name=f"barrier_{number}", pos=(0.0, 0.0, BARRIER_HEIGHT / 2))
-    grip = _GRIP * _BARRIER_MASS * 9.81
-    if footing == "free":
-        body.add_freejoint()
-    else:
-        for axis in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0)):
-            body.add_joint(type=mujoco.mjtJoint.mjJNT_SLIDE, axis=axis, frictionloss=grip)
-        # The foot's friction acts at two thirds of its radius.
-        turning = grip * BARRIER_RADIUS * 2 / 3
-        body.add_joint(type=mujoco.mjtJoint.mjJNT_HINGE, axis=(0.0, 0.0, 1.0), frictionloss=turning)
+_SOLID = {"contype": 1, "conaffinity": 1, "condim": 6, "friction": _FRICTION}
+
+
+def _prism(outline: Array) -> Array:
+    """The corners [2 P, 3] of a piece of wall."""
+    return np.concatenate([np.column_stack([outline, np.full(len(outline), z)]) for z in (0.0, WALL_HEIGHT)])
+
+
+def _barrel() -> Array:
+    """The corners of a barrier, whose foot is at height 0."""
+    angles = 2 * np.pi * np.arange(_BARRIER_SIDES) / _BARRIER_SIDES
+    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    return np.concatenate([np.column_stack([radius * circle, np.full(len(circle), z)]) for radius, z in _BARRIER_RINGS])
+
+
+def _add_barrier(spec: Any, number: int) -> None:
+    body = spec.worldbody.add_body(name=f"barrier_{number}")
+    body.mass, body.ipos, body.inertia = _BARRIER_MASS, (0.0, 0.0, _BARRIER_CENTRE), _BARRIER_INERTIA
+    body.explicitinertial = True
+    body.add_freejoint()
     body.add_geom(
         name=f"barrier_{number}",
-        type=mujoco.mjtGeom.mjGEOM_CYLINDER,
-        size=(BARRIER_RADIUS, BARRIER_HEIGHT / 2, 0.0),
-        mass=_BARRIER_MASS,
-        contype=3 if footing == "free" else 1,
-        conaffinity=3 if footing == "free" else 1,
-        friction=(0.4, 0.005, 0.0001),
-        group=3,
+        type=mujoco.mjtGeom.mjGEOM_MESH,
+        meshname="barrier",
+        group=3,  # which is not drawn: the painter draws barriers
+        **_SOLID | {"contype": 5},  # 4 is for the floor
     )
-
-
-def _turned(yaw: float) -> tuple[float, float, float, float]:
-    """A rotation about the vertical as a quaternion."""
-    return math.cos(yaw / 2), 0.0, 0.0, math.sin(yaw / 2)
