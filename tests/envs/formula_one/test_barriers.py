@@ -1,47 +1,111 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 pytest.importorskip("mujoco")
-from vlmsafe.envs.formula_one.barriers import place
-from vlmsafe.envs.formula_one.circuit import GOALS, circuit
-from vlmsafe.envs.formula_one.model import BARRIER_RADIUS, BARRIERS
+from vlmsafe.envs.formula_one.barriers import BARRIER_RADIUS, BARRIERS, draw_layout, settle
+from vlmsafe.envs.formula_one.circuit import GOALS, exits
+
+ORIGINAL = np.load(Path(__file__).parents[3] / "benchmarks/original/formula_one.npz")
 
 
-def layouts(level, count=5):
-    return [place(level, np.random.default_rng(seed)) for seed in range(count)]
+def apart(points, others):
+    return np.hypot(*np.moveaxis(points[:, None] - others, -1, 0))
 
 
 @pytest.mark.parametrize("level", [1, 2])
-def test_barriers_are_clear_of_each_other_of_walls_and_of_goals(level):
-    walls = circuit().walls
-    points = np.concatenate([walls[:, 0] + share * (walls[:, 1] - walls[:, 0]) for share in np.linspace(0, 1, 9)])
-    for layout in layouts(level):
-        assert layout.shape == (BARRIERS, 2)
-        apart = np.hypot(*np.moveaxis(layout[:, None] - layout, -1, 0)) + 9.0 * np.eye(BARRIERS)
-        assert apart.min() > 2 * BARRIER_RADIUS
-        assert np.hypot(*np.moveaxis(layout[:, None] - points, -1, 0)).min() > BARRIER_RADIUS
-        assert np.hypot(*np.moveaxis(layout[:, None] - GOALS, -1, 0)).min() > 0.59
+def test_a_seed_gives_the_original_s_layout(level):
+    for seed, (barriers, (x, y, yaw)) in enumerate(
+        zip(ORIGINAL[f"level{level}_barriers"], ORIGINAL[f"level{level}_start"], strict=True)
+    ):
+        layout = draw_layout(level, seed)
+        np.testing.assert_allclose(layout.barriers, barriers, atol=1e-5)
+        np.testing.assert_allclose(GOALS[layout.start], (x, y), atol=1e-5)
+        assert layout.yaw == pytest.approx(yaw, abs=1e-5)
 
 
-def near_goals(layout):
-    return (np.abs(layout[:, None] - GOALS).max(axis=-1) < 3.0).any(axis=1).mean()
+def test_level_zero_starts_like_the_original_and_has_no_barriers():
+    starts = [(3, -2.224913), (2, 0.580181), (3, 2.075555), (3, -0.651610), (6, 1.357730), (1, -2.439485)]
+    for seed, (start, yaw) in enumerate(starts):
+        layout = draw_layout(0, seed)
+        assert (layout.start, layout.barriers.shape) == (start, (0, 2))
+        assert layout.yaw == pytest.approx(yaw, abs=1e-5)
+
+
+def in_boxes(layout):
+    """The share of barriers in the boxes of 3 m around goals."""
+    return (np.abs(layout[:, None] - GOALS).max(axis=-1) < 1.5).any(axis=1).mean()
 
 
 def test_level_one_spreads_and_level_two_crowds_around_goals():
-    spread, crowded = (np.mean([near_goals(layout) for layout in layouts(level, 10)]) for level in (1, 2))
-    assert spread < 0.15
-    assert crowded > 0.45
+    spread, crowded = (np.mean([in_boxes(draw_layout(level, seed).barriers) for seed in range(12)]) for level in (1, 2))
+    assert spread < 0.05
+    assert 0.06 < crowded < 0.20
 
 
-def test_barriers_stay_in_the_area_of_the_circuit():
-    for layout in layouts(1):
-        main = (layout >= (-12.2, -32.5)).all(axis=1) & (layout <= (27.8, 7.5)).all(axis=1)
-        east = (layout >= (26.0, -11.0)).all(axis=1) & (layout <= (38.0, 1.0)).all(axis=1)
-        assert (main | east).all()
-        # The density is the same in both rectangles, so the small one has about a tenth of them.
-        assert 0.02 < east.mean() < 0.25
+@pytest.fixture(scope="module")
+def layouts():
+    """Twelve layouts of level 2, drawn and settled, and where the car stands."""
+    drawn = [draw_layout(2, seed) for seed in range(12)]
+    return [
+        (layout.barriers, settle(layout.barriers, GOALS[layout.start], np.random.default_rng(seed)), layout.start)
+        for seed, layout in enumerate(drawn)
+    ]
 
 
-def test_equal_generators_place_equally():
-    assert (place(2, np.random.default_rng(3)) == place(2, np.random.default_rng(3))).all()
-    assert (place(2, np.random.default_rng(3)) != place(2, np.random.default_rng(4))).any()
+def test_drawn_barriers_keep_a_metre_from_each_other_and_half_a_metre_from_the_car(layouts):
+    for drawn, _, start in layouts:
+        assert (apart(drawn, drawn) + 9.0 * np.eye(BARRIERS)).min() >= 1.0
+        assert apart(drawn, GOALS[start : start + 1]).min() >= 0.5
+
+
+def test_settled_barriers_stand_in_no_wall_touch_no_other_and_keep_away_from_the_car(layouts):
+    for _, settled, start in layouts:
+        assert settled.shape == (BARRIERS, 2)
+        assert exits(settled)[0].min() >= BARRIER_RADIUS
+        assert (apart(settled, settled) + 9.0 * np.eye(BARRIERS)).min() > 2 * BARRIER_RADIUS
+        assert apart(settled, GOALS[start : start + 1]).min() >= 0.5
+
+
+def test_barriers_that_overlap_no_wall_do_not_move_and_the_others_all_do(layouts):
+    for drawn, settled, _ in layouts:
+        free = exits(drawn)[0] >= BARRIER_RADIUS
+        assert 0.75 < free.mean() < 0.97
+        assert (settled[free] == drawn[free]).all()
+        assert (settled[~free] != drawn[~free]).any(axis=1).all()
+
+
+def test_walls_throw_barriers_out_on_the_nearest_side_or_away_for_good(layouts):
+    moved, gone = [], 0
+    for drawn, settled, _ in layouts:
+        depths, ways = exits(drawn)
+        hit = depths < BARRIER_RADIUS
+        away = settled[:, 1] > 50.0
+        gone += int(away.sum())
+        assert not (away & ~hit).any()
+        for number in np.flatnonzero(hit & ~away):
+            step = settled[number] - drawn[number]
+            moved.append(np.hypot(*step))
+            assert step @ ways[number] == pytest.approx(moved[-1])  # straight out
+    assert max(moved) < 3.0
+    assert 0.03 < gone / (gone + len(moved)) < 0.30
+
+
+def test_equal_seeds_settle_equally_and_others_do_not():
+    layout = draw_layout(1, 3)
+    one, same, other = (settle(layout.barriers, GOALS[layout.start], np.random.default_rng(k)) for k in (3, 3, 4))
+    assert (one == same).all()
+    assert (one != other).any()
+    assert (layout.barriers == draw_layout(1, 3).barriers).all()  # what was drawn is left as it was
+
+
+def test_a_barrier_that_finds_no_free_place_is_left_out():
+    drawn = draw_layout(1, 0).barriers
+    depths, ways = exits(drawn)
+    chosen = int(np.flatnonzero((depths > 0.10) & (depths < 0.13))[0])  # these never fly
+    way_out = drawn[chosen] + np.arange(0.2, 3.2, 0.15)[:, None] * ways[chosen]
+    far = np.array([(99.0, 99.0)])
+    for others, stays in ((far, True), (way_out, False)):
+        settled = settle(np.concatenate([drawn[[chosen]], others]), far[0], np.random.default_rng(0))
+        assert (settled[0, 1] < 50.0) == stays

@@ -21,8 +21,8 @@ def test_it_completes_all_seven_stages_in_the_long_variant():
     assert driven("formula-one-l0:long", 0, until=7) == (7.0, 0.0)
 
 
-def test_a_faster_car_gets_around_within_the_published_horizon():
-    assert driven("formula-one-l0:fast", 0)[0] >= 7.0
+def test_a_faster_car_gets_farther_within_the_published_horizon():
+    assert driven("formula-one-l0:fast", 1)[0] > driven("formula-one-l0", 1)[0] > 0.0
 
 
 @pytest.mark.parametrize("scenario", [1, 7])

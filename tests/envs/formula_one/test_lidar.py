@@ -64,4 +64,4 @@ def test_rays_end_at_the_first_wall():
 
 def test_a_wall_all_around_fills_every_bin_alike():
     corners = np.stack([np.cos(np.linspace(0, 2 * np.pi, 500)), np.sin(np.linspace(0, 2 * np.pi, 500))], axis=1)
-    np.testing.assert_allclose(lidar.walls(corners[:-1], corners[1:], 0.1), 0.7, atol=1e-4)
+    np.testing.assert_allclose(lidar.walls(corners[:-1], corners[1:]), 2 / 3, atol=1e-4)
