@@ -6,16 +6,16 @@ Steps are those of `env.step`, with physics, observation, lidar and cost, per se
 of the environment, whose own time is left out, or else random actions drive. Frames are in milliseconds of wall time,
 which wants an idle machine, and of CPU time, which counts all threads of a renderer; resets in milliseconds of CPU
 time. Beside Bullet stands the bare package with the obstacles of the original registration, beside FormulaOne the same
-world with its barriers as free bodies that never sleep; both repeat the actions, and are measured in every round after
-ours. Figures are medians over rounds. Exit code 1 if a promise is missed: steps per second and milliseconds of CPU time
-per frame as listed below, and Bullet no slower than the bare package.
+world with barriers that never sleep; both repeat the actions, and are measured in every round after ours. Figures are
+medians over rounds. Exit code 1 if a promise is missed: steps per second and milliseconds of CPU time per frame as
+listed below, and Bullet no slower than the bare package.
 """
 
 from __future__ import annotations
 
 import vlmsafe  # isort: skip  # noqa: F401 - first: it pins the kernels, as for a run
 
-import functools
+import copy
 import importlib.util
 import statistics
 import sys
@@ -60,7 +60,7 @@ class Options:
     steps: int = 1000
     """Steps of a round."""
     plain_steps: int = 200
-    """Of which the plain way repeats so many; with free bodies it is slow."""
+    """Of which the plain way repeats so many; without sleep it is slow."""
     frames: int = 40
     """Frames of a round, spread over its steps."""
     resets: int = 5
@@ -175,15 +175,14 @@ def plain_bullet(name: str, options: Options, first: int, replayed: list[Action]
 
 
 def plain_formula_one(name: str, options: Options, first: int, replayed: list[Action]) -> Driven:
-    """The same environment on a world whose barriers are free bodies, all of them simulated at every step."""
+    """The same environment on a world whose barriers never sleep, so that all of them are simulated at every step."""
     import mujoco
 
     from vlmsafe.envs.formula_one import env as module
     from vlmsafe.envs.formula_one.model import build
 
-    @functools.cache
-    def build_plainly(barriers: int) -> Any:
-        model = build(barriers, "free")
+    def build_plainly(barriers: int, top_speed: float) -> Any:
+        model = copy.copy(build(barriers, top_speed))
         model.opt.enableflags &= ~int(mujoco.mjtEnableBit.mjENBL_SLEEP)
         return model
 
