@@ -64,7 +64,7 @@ _MOVES = 10  # that are tried before a barrier is left out
 _AWAY = np.column_stack([np.arange(BARRIERS), np.full(BARRIERS, 100.0)])  # where barriers are that are left out
 
 
-class Layout(NamedTuple):
+class CircuitLayout(NamedTuple):
     """How an episode starts."""
 
     start: int
@@ -74,7 +74,7 @@ class Layout(NamedTuple):
     """[200, 2], or [0, 2] on level 0."""
 
 
-def draw_layout(level: int, seed: int) -> Layout:
+def draw_layout(level: int, seed: int) -> CircuitLayout:
     """The original's layout for a seed, before walls throw barriers out."""
     # NumPy promises that this generator gives the same numbers in all its versions.
     rng = np.random.RandomState(seed)
@@ -82,7 +82,7 @@ def draw_layout(level: int, seed: int) -> Layout:
         pass
     yaw = rng.uniform(0.0, 2.0 * math.pi)
     start = int(np.hypot(*(GOALS - placed[0]).T).argmin())
-    return Layout(start, (yaw + math.pi) % (2.0 * math.pi) - math.pi, placed[2:])
+    return CircuitLayout(start, (yaw + math.pi) % (2.0 * math.pi) - math.pi, placed[2:])
 
 
 class _Area(NamedTuple):
