@@ -91,8 +91,8 @@ def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, fl
     title = f"{config.method} on {config.env}, seed {config.seed}, {protocol_name}{state}"
     table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1), title_justify="left")
     metrics = config.spec.metrics
-    names = [name.replace("_", " ") for name in metrics]
-    success = ("arrived", "arrived, C = 0") if figures["arrival_rate"] is not None else ()
+    names = [name.replace("_", "\n") for name in metrics]  # two short lines, so that the table fits a terminal
+    success = ("arrived", "arrived,\nC = 0") if figures["arrival_rate"] is not None else ()
     for heading in ("episodes", "return", "cost", "budget", "C > d", "C > 4d", *success, "steps", *names):
         table.add_column(heading, justify="right", no_wrap=True)
 

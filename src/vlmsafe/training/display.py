@@ -219,7 +219,7 @@ def _signal_columns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("bonus", "bonus"), ("c_vlm", "negative_score"), ("kappa", "kappa"), *own]
 
 
-_SHARES = {"arrived": "arrived", "arrived_without_cost": "without cost", "passive": "passive"}
+_SHARES = {"arrived": "arrived", "arrived_without_cost": "arrived without cost", "passive": "passive"}
 
 
 def _progress_columns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
