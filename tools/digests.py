@@ -48,8 +48,8 @@ RUNS = {
     "formula-one, embedded": f"--env formula-one-l1 {_SIGNAL} {_SHORT}",
     "metadrive, ppo-lag": f"--env metadrive-easy --method ppo-lag {_SHORT}",
     "metadrive, embedded": f"--env metadrive-easy {_SIGNAL} {_SHORT}",
-    "bullet, ppo-lag": f"--env bullet-car-reach --method ppo-lag {_SHORT}",
-    "bullet, embedded": f"--env bullet-car-reach {_SIGNAL} {_SHORT}",
+    "bullet, ppo-lag": f"--env bullet-car-reach:four-steps --method ppo-lag {_SHORT}",
+    "bullet, embedded": f"--env bullet-car-reach:four-steps {_SIGNAL} {_SHORT}",
 }
 SCORES = "embedded scorer"
 _SCORE = """

@@ -71,7 +71,7 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/cli.md": cli_page,
         "reference/findings.md": findings_page,
         "reference/settings.md": settings_page,
-        "reference/embedded-scorer.md": (SCORERS / "embedded" / "card.md").read_text,
+        "reference/embedded-scorer.md": embedded_page,
         "changelog.md": (ROOT / "CHANGELOG.md").read_text,
     }
     for name, make in pages.items():
@@ -105,6 +105,26 @@ def _own_search(output: str, folder: str) -> str:
     """The theme would fetch a script for searching pages that are opened from disk; the site has its own."""
     path = posixpath.relpath("assets/offline-search.js", folder or ".")
     return output.replace("https://unpkg.com/iframe-worker/shim", path)
+
+
+def embedded_page() -> str:
+    """The card of the embedded scorer, with a warning about worlds that have changed since it was made."""
+    from vlmsafe.envs.registry import ENVS
+    from vlmsafe.signals.scorers.embedded import trained_in
+
+    title, rest = (SCORERS / "embedded" / "card.md").read_text().split("\n", 1)
+    changed = [
+        f"    - `{name}`: version {then} in the card, now version {ENVS[name].version}"
+        + (f"; version {then} is now `{ENVS[name].formerly[then]}`" if then in ENVS[name].formerly else "")
+        for name, then in trained_in(SCORERS / "embedded" / "weights.safetensors").items()
+        if ENVS[name].version != then
+    ]
+    if not changed:
+        return f"{title}\n{rest}"
+    said = (
+        "These worlds have changed since the scorer was trained and measured. The figures are of the world of before."
+    )
+    return "\n".join([title, "", "!!! warning", f"    {said}", "", *changed, rest])
 
 
 def cli_page() -> str:

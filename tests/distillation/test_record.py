@@ -229,6 +229,6 @@ def test_a_contact_that_costs_nothing_ends_a_recording_too_and_short_steps_make_
     assert lengths.count(240) < 15
 
 
-@pytest.mark.parametrize(("step_seconds", "steps"), [(0.1, 160), (0.2, 160), (1.0, 160), (0.04, 240)])
+@pytest.mark.parametrize(("step_seconds", "steps"), [(0.1, 160), (0.2, 160), (1.0, 160), (0.04, 240), (1 / 60, 576)])
 def test_an_episode_lasts_at_least_as_many_steps_and_as_long(step_seconds: float, steps: int) -> None:
     assert step_limit(step_seconds) == steps

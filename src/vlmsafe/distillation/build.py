@@ -188,6 +188,7 @@ def _description(examples: Examples, words: tuple[str, ...], schedule: Schedule,
     """What a model was trained on, in enough detail to check that it is measured on other data."""
     from vlmsafe.distillation.data import world
     from vlmsafe.distillation.train import frame_weights
+    from vlmsafe.envs.registry import env_spec
 
     worlds = np.array([world(str(env)) for env in examples.env])
     weights = frame_weights(examples)
@@ -197,6 +198,7 @@ def _description(examples: Examples, words: tuple[str, ...], schedule: Schedule,
 
     scenarios = _scenarios(examples)
     return {
+        "versions": {env: env_spec(env).version for env in scenarios},
         "scenarios": scenarios,
         "frames": {env: int((examples.env == env).sum()) for env in scenarios},
         "episodes": {env: episodes(examples.env == env) for env in scenarios},

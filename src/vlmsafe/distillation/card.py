@@ -25,6 +25,10 @@ after it.
 
 {data}
 
+Recordings, agents and all figures below are of these versions of the environments. A version rises when a world
+changes. In a world of another version this model was neither trained nor measured, and a note says so where it scores
+frames of one.
+
 Drivers, by episodes:
 
 {drivers}
@@ -125,9 +129,16 @@ def card(data: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
         words=data["words"],
         episodes=f"{sum(data['episodes'].values()):,}",
         data=_table(
-            ("environment", "episodes", "with a frame that cost", "frames", "scenarios"),
+            ("environment", "version", "episodes", "with a frame that cost", "frames", "scenarios"),
             (
-                (f"`{env}`", data["episodes"][env], data["episodes_with_contact"][env], data["frames"][env], len(held))
+                (
+                    f"`{env}`",
+                    data["versions"][env],
+                    data["episodes"][env],
+                    data["episodes_with_contact"][env],
+                    data["frames"][env],
+                    len(held),
+                )
                 for env, held in data["scenarios"].items()
             ),
         ),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -21,7 +22,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.signals.gate import Gate, OpenGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
-from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
+from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of, trained_in
 from vlmsafe.signals.scorers.embedded.network import Embedding, load
 from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
@@ -163,6 +164,22 @@ def test_an_environment_it_was_not_trained_on_is_named(weights):
     assert [note.partition(";")[0] for note in scorer.notes("gym:my:Own-v0")] == [
         "the scorer 'embedded' was not trained on frames of 'gym:my:Own-v0'"
     ]
+
+
+def test_a_world_that_has_changed_since_it_was_trained_is_named(weights):
+    scorer = EmbeddedScorer(load(weights), PROMPTS, device="cpu", worlds={"bullet-car-reach": 1, "speeding": 1})
+    assert [note.partition(", another world")[0] for note in scorer.notes("bullet-car-reach")] == [
+        "the scorer 'embedded' was trained and measured in version 1 of bullet-car-reach, and this is version 2"
+    ]
+    for same in ("bullet-car-reach:four-steps", "bullet-car-reach:fork", "speeding", "metadrive-easy", None):
+        assert scorer.notes(same) == []
+
+
+def test_the_shipped_model_knows_in_which_worlds_it_was_trained(tmp_path):
+    assert trained_in(SHIPPED) == {name: 1 for name in ENVS}
+    assert any("version 1 of bullet-car-reach" in note for note in scorer_of("").notes("bullet-car-reach"))
+    shutil.copy(SHIPPED, tmp_path)
+    assert trained_in(tmp_path / SHIPPED.name) == {}
 
 
 def test_the_wrapper_warns_of_words_it_leaves_out(weights):

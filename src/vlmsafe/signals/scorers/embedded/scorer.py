@@ -8,7 +8,7 @@ model was made.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.api import Precision, Similarities
 from vlmsafe.signals.scorers.batches import DualEncoder, Part, Pipeline, alone
-from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
+from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of, trained_in
 from vlmsafe.signals.scorers.embedded.network import Embedding, load
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 from vlmsafe.signals.scorers.threads import one_if_pinned
@@ -42,7 +42,9 @@ class EmbeddedScorer(DualEncoder):
         batch: int = 64,
         name: str = "embedded",
         revision: str | None = None,
+        worlds: Mapping[str, int] | None = None,
     ) -> None:
+        """`worlds` are the versions of the environments in which the model was trained, where they are known."""
         super().__init__(model, prompts.sizes, device, precision, batch, model=name, revision=revision)
         self.frames = model.architecture.frames
         self.whole = self._device.type == "cuda"
@@ -50,6 +52,7 @@ class EmbeddedScorer(DualEncoder):
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
         self._description |= {"image_size": model.architecture.size, "frames": self.frames}
+        self._worlds = worlds or {}
         self._read(prompts)
 
     @classmethod
@@ -66,6 +69,7 @@ class EmbeddedScorer(DualEncoder):
             batch=batch,
             name=file or "embedded",
             revision=revision_of(path),
+            worlds=trained_in(path),
         )
 
     def _read(self, prompts: PromptSet) -> None:
@@ -106,7 +110,21 @@ class EmbeddedScorer(DualEncoder):
             notes.append(
                 f"the scorer 'embedded' was not trained on frames of '{env}'; its scores may mean nothing there"
             )
+        notes += self._other_world(env) if env is not None else []
         return notes
+
+    def _other_world(self, env: str) -> list[str]:
+        """A note if the environment has changed since the model was trained."""
+        from vlmsafe.envs.registry import ENVS, env_spec  # here, because scoring needs no environments
+
+        known = env.partition(":")[0]
+        then, now = self._worlds.get(known), env_spec(env).version if known in ENVS else None
+        if then is None or now in (None, then) or env == ENVS[known].formerly.get(then):
+            return []
+        return [
+            f"the scorer 'embedded' was trained and measured in version {then} of {known}, and this is version {now}, "
+            "another world; the figures on its card are not those of this one"
+        ]
 
 
 def _read(path: Path) -> Embedding:
