@@ -6,6 +6,11 @@
 environment's own driver, where it has one. Every policy drives the same held-out scenarios, from the first one on. The
 table has the mean of each figure over the episodes and, in brackets, the least and the most: return, cost, and the
 environment's own metrics, such as metres driven and goals or stages reached. `--save` writes one row per episode.
+`--beside` adds saved rows of worlds whose names end in the environment's, for the same policies, scenarios and steps.
+`tools/original_formula_one.py` measured such rows in the original FormulaOne:
+
+    python benchmarks/three_policies.py --envs formula-one-l2 --steps 500 \\
+        --beside benchmarks/original/three_policies.csv
 """
 
 from __future__ import annotations
@@ -47,6 +52,10 @@ class Options:
     """What drives."""
     episodes: int = 20
     """Episodes of each policy in each environment."""
+    steps: int | None = None
+    """Steps after which an episode is left; by default where it ends."""
+    beside: Path | None = None
+    """A CSV file with rows of another world."""
     processes: int = 2
     """Processes that drive at once."""
     save: Path | None = None
@@ -70,7 +79,7 @@ def policy_of(name: PolicyName, env: Env, scenario: int) -> Callable[[], NDArray
     return lambda: straight
 
 
-def drive(env_name: str, policy: PolicyName, episodes: int) -> list[Row]:
+def drive(env_name: str, policy: PolicyName, episodes: int, steps: int | None) -> list[Row]:
     """One row per episode."""
     spec = env_spec(env_name)
     first = spec.held_out.start
@@ -88,7 +97,7 @@ def drive(env_name: str, policy: PolicyName, episodes: int) -> list[Row]:
                 row["return"] += float(reward)
                 row["cost"] += info["cost"]
                 row["steps"] += 1
-                over = terminated or truncated
+                over = terminated or truncated or row["steps"] == steps
             rows.append(row | {metric: env.progress()[metric] for metric in spec.metrics})
     finally:
         env.close()
@@ -99,6 +108,7 @@ def main(options: Options) -> int:
     specs = {name: env_spec(name) for name in options.envs}
     for spec in specs.values():
         spec.require()
+    beside = {} if options.beside is None else _saved(options.beside)
     metrics = list(dict.fromkeys(metric for spec in specs.values() for metric in spec.metrics))
     console = Console(width=140, highlight=False)
     table = Table(title=f"{options.episodes} held-out episodes each: mean (least to most)")
@@ -108,17 +118,18 @@ def main(options: Options) -> int:
     # One environment per process: MetaDrive allows no more.
     with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         driven = {
-            (name, policy): pool.submit(drive, name, policy, options.episodes)
+            (name, policy): pool.submit(drive, name, policy, options.episodes, options.steps)
             for name in specs
             for policy in options.policies
         }
         for (name, policy), rows in driven.items():
-            held = rows.result()
-            figures = ("return", "cost", *metrics)
-            table.add_row(
-                name, policy, *(_spread([row[key] for row in held]) if key in held[0] else "" for key in figures)
-            )
-            written += [{"environment": name, "policy": policy, **row} for row in held]
+            table.add_row(name, policy, *_cells(rows.result(), metrics))
+            written += [{"environment": name, "policy": policy, **row} for row in rows.result()]
+    measured = {(row["scenario"], row["steps"]) for row in written}
+    for (world, driver), others in beside.items():
+        alike = [row for row in others if (row["scenario"], row["steps"]) in measured]
+        if alike and driver in options.policies and world.endswith(tuple(base.partition(":")[0] for base in specs)):
+            table.add_row(world, driver, *_cells(alike, metrics))
     console.print(table)
     if options.save is not None:
         with options.save.open("w", newline="") as file:
@@ -126,6 +137,22 @@ def main(options: Options) -> int:
             writer.writeheader()
             writer.writerows(written)
     return 0
+
+
+def _saved(path: Path) -> dict[tuple[str, str], list[Row]]:
+    """The rows of a file by environment and policy."""
+    if not path.is_file():
+        raise InputError(f"--beside is {path}, which is no file; name a CSV file that --save wrote")
+    rows: dict[tuple[str, str], list[Row]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            key = (row.pop("environment"), row.pop("policy"))
+            rows.setdefault(key, []).append({name: float(value) for name, value in row.items()})
+    return rows
+
+
+def _cells(rows: list[Row], metrics: list[str]) -> list[str]:
+    return [_spread([row[key] for row in rows]) if key in rows[0] else "" for key in ("return", "cost", *metrics)]
 
 
 def _spread(values: list[float]) -> str:
