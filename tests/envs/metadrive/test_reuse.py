@@ -46,10 +46,13 @@ def vehicles(env: Any) -> list[Any]:
     return [env._simulator.agent, *env._traffic]
 
 
-@pytest.mark.parametrize("pool", [SMALL, LARGE])
-def test_two_scenarios_and_the_first_again_are_driven_as_in_metadrive_bit_for_bit(pool: Scenarios) -> None:
+@pytest.mark.parametrize(("pool", "variants"), [(SMALL, ""), (LARGE, ""), (SMALL, "native+")])
+def test_two_scenarios_and_the_first_again_are_driven_as_in_metadrive_bit_for_bit(
+    pool: Scenarios, variants: str
+) -> None:
     resets = [(3, 5), (11, 6), (3, 7), (3, 5)]
-    assert episodes("metadrive-medium", pool, resets) == episodes("metadrive-medium:stock", pool, resets)
+    fast = f"metadrive-medium:{variants}".rstrip(":+")
+    assert episodes(fast, pool, resets) == episodes(f"metadrive-medium:{variants}stock", pool, resets)
 
 
 def test_an_engine_in_use_is_reset_as_metadrive_does_it() -> None:
