@@ -13,6 +13,7 @@ INPUT.npz (N samples, observations of D and actions of A numbers; float32 unless
     orders [passes, N] (int64): the sample order of each pass over the data. Pass k of an update takes row
         k modulo the number of rows; a second stage (CUP) counts on, so it may have rows of its own;
     batch_size: the size of a minibatch;
+    hidden (optional, 64 and 64 if absent): the units of each hidden layer;
     episode_cost, cost_limit (optional, both 25 if absent): read by P3O and CPO only.
 
 OUTPUT.npz: after/* (the parameters, under the names of before/*), seconds, minibatches.
@@ -102,7 +103,9 @@ def make_algorithm(name: str, data: Mapping[str, np.ndarray], iters: int, thread
     """Build OmniSafe's algorithm object for the sizes of `data`, with the initial parameters loaded."""
     samples, GivenBatchEnv.obs_dim = data["obs"].shape
     GivenBatchEnv.act_dim = data["act"].shape[1]
+    sizes = [int(size) for size in data["hidden"]] if "hidden" in data else [64, 64]
     custom = {
+        "model_cfgs": {"actor": {"hidden_sizes": sizes}, "critic": {"hidden_sizes": sizes}},
         "train_cfgs": {"torch_threads": threads, "total_steps": samples},
         "algo_cfgs": {
             "steps_per_epoch": samples,
@@ -178,9 +181,9 @@ def main() -> None:
     ):
         algorithm = make_algorithm(args.algo, data, iters, args.threads, log_dir)
         order = give_data(algorithm, data)
-        start = time.perf_counter()
+        start = time.process_time()
         algorithm._update()
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         algorithm.logger.close()
 
     minibatches = order.passes * math.ceil(len(order) / int(data["batch_size"]))
