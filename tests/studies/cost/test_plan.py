@@ -54,6 +54,12 @@ def test_hours_add_up_from_steps_frames_scores_and_passes(tmp_path):
     assert found.hours == pytest.approx(found.core_hours / 4)
 
 
+def test_a_repeated_action_takes_as_many_steps_of_the_simulator(tmp_path):
+    speeds, (spec, *_) = Speeds(PARTS, tmp_path), specs(tmp_path / "small")
+    plain, repeated = (speeds.training(replace(spec.config, action_repeat=times))[0] for times in (1, 3))
+    assert repeated - plain == pytest.approx(3600 * 2 * 1.0)
+
+
 def test_memory_and_workers_limit_how_much_runs_at_a_time(tmp_path):
     runs = specs(tmp_path / "small")
     assert plan(runs, tmp_path, 8, 10**9, Speeds(PARTS)).at_a_time == 8

@@ -28,7 +28,7 @@ _GUESS = 2**30  # bytes of a run whose memory was never measured
 _HORIZON = 1000  # steps of an episode whose length only the environment knows
 _FROM_RUNS, _FROM_TABLE, _UNKNOWN = "runs", "table", "not measured"
 
-Key = tuple[str, int, str, int, str, int]
+Key = tuple[str, int, int, str, int, tuple[int, ...], int, str, int]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Speeds:
         starts = config.epochs * config.num_envs if spec.fresh_process else config.num_envs
         begin = starts * (self._env(config.env, "start") or 0.0)
         # The critics are fitted in every pass; stopping early by the divergence only makes it shorter.
-        return config.total_steps * (step + scored + config.learner.update_iters * passed) + begin, _FROM_TABLE
+        per_step = config.action_repeat * step + scored + config.learner.update_iters * passed
+        return config.total_steps * per_step + begin, _FROM_TABLE
 
     def without_model(self, config: TrainConfig) -> float | None:
         """Seconds of one core for a whole run without its model, from the table alone; None if not measured."""
@@ -81,7 +82,7 @@ class Speeds:
         if step is None or passed is None or scored is None:
             return None
         starts = config.epochs * config.num_envs if config.spec.fresh_process else config.num_envs
-        per_step = step + scored / config.signal.every + config.learner.update_iters * passed
+        per_step = config.action_repeat * step + scored / config.signal.every + config.learner.update_iters * passed
         return config.total_steps * per_step + starts * (self._env(config.env, "start") or 0.0)
 
     def episodes(self, spec: RunSpec, request: EpisodeRequest, *, trace: bool) -> float | None:
@@ -154,8 +155,8 @@ def _key(config: TrainConfig) -> Key:
     """The settings that decide how long a step takes."""
     signal = config.signal
     return (
-        config.env, config.num_envs, config.learner.algorithm, config.learner.update_iters, signal.scorer,
-        signal.every if signal.scorer != "none" else 0,
+        config.env, config.num_envs, config.action_repeat, config.learner.algorithm, config.learner.update_iters,
+        config.learner.hidden, config.learner.batch_size, signal.scorer, signal.every if signal.scorer != "none" else 0,
     )  # fmt: skip
 
 
