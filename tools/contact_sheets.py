@@ -44,7 +44,7 @@ def sheet(name: str) -> Image.Image:
                 env.reset(seed=spec.held_out.start + row + 2)
                 expert = env.expert()
         rows.append(np.concatenate(tiles[:COLUMNS], axis=1))
-    if hasattr(env, "overview"):
+    if name == "formula-one-l2" and hasattr(env, "overview"):
         Image.fromarray(env.overview(640)).save(IMAGES / f"{name}-overview.png", optimize=True)
     env.close()
     return Image.fromarray(np.concatenate(rows))
@@ -63,5 +63,6 @@ def tile(frame: np.ndarray, cost: bool) -> np.ndarray:
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
     for name in sys.argv[1:] or ENVS:
-        sheet(name).save(IMAGES / f"{name}.png", optimize=True)
-        print(IMAGES / f"{name}.png")
+        file = IMAGES / f"{name.replace(':', '-')}.png"
+        sheet(name).save(file, optimize=True)
+        print(file)
