@@ -55,7 +55,8 @@ def digest(env: Env, scenario: int, steps: int = STEPS, actions: int = 0) -> str
 def elsewhere(name: str, hash_seed: int) -> str:
     """The same episode in a process of its own, where sets and dictionaries of strings have another order."""
     code = f"from test_seeding import *; print(digest(ENVS[{name!r}].make(), SEED))"
-    variables = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(Path(__file__).parent)}
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    variables = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": paths}
     answer = subprocess.run([sys.executable, "-c", code], env=variables, capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout.split()[-1]
