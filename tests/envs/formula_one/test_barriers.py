@@ -106,6 +106,6 @@ def test_a_barrier_that_finds_no_free_place_is_left_out():
     chosen = int(np.flatnonzero((depths > 0.10) & (depths < 0.13))[0])  # these never fly
     way_out = drawn[chosen] + np.arange(0.2, 3.2, 0.15)[:, None] * ways[chosen]
     far = np.array([(99.0, 99.0)])
-    for others, stays in ((far, True), (way_out, False)):
-        settled = settle(np.concatenate([drawn[[chosen]], others]), far[0], np.random.default_rng(0))
+    for others, car, stays in ((far, far[0], True), (way_out, far[0], False), (far, drawn[chosen], False)):
+        settled = settle(np.concatenate([drawn[[chosen]], others]), car, np.random.default_rng(0))
         assert (settled[0, 1] < 50.0) == stays

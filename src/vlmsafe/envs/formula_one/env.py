@@ -106,9 +106,10 @@ class FormulaOne(Env):
         # Sensors are read at the end of the step only, and take a sixth of the time of a substep.
         self._model.opt.disableflags |= _SENSORS
         if self._strict:
-            for _ in range(SUBSTEPS):  # each may touch something and leave it again
+            for substep in range(SUBSTEPS):  # each may touch something and leave it again
                 mujoco.mj_step(self._model, self._data)
-                self._feel()
+                if substep:  # contacts are those of the state before the substep, the first of which is the last step's
+                    self._feel()
         else:
             mujoco.mj_step(self._model, self._data, SUBSTEPS)
         self._model.opt.disableflags &= ~_SENSORS
