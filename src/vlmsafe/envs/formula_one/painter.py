@@ -30,6 +30,7 @@ CAMERAS = ("vision", "track")
 
 SIZE = 256  # pixels
 _SIGHT = 20.0  # metres; a barrier farther away is a few pixels
+_DETAIL = 8.0  # metres; of a barrier farther away only the barrel is drawn, for its band would be a pixel or two
 _FIELD = math.radians(56.0)  # to either side: half the camera's field of view, and a barrier's width at 1 m
 _TRACKED = 4.0  # metres; what is farther from the car is outside the picture of `track`
 _ORANGE, _WHITE = (0.95, 0.45, 0.05, 1.0), (0.95, 0.95, 0.95, 1.0)
@@ -53,8 +54,8 @@ class _Ring(NamedTuple):
 
 _BODY = 0.62 * BARRIER_RADIUS
 _BARREL = (
-    _Ring((BARRIER_RADIUS, 0.015, 0.0), 0.015, _ORANGE),
     _Ring((_BODY, BARRIER_HEIGHT / 2, 0.0), BARRIER_HEIGHT / 2, _ORANGE),
+    _Ring((BARRIER_RADIUS, 0.015, 0.0), 0.015, _ORANGE),
     _Ring((_BODY + 0.004, 0.045, 0.0), 0.23, _WHITE),
 )
 
@@ -98,8 +99,10 @@ class Painter:
         scene = renderer.scene
         scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = False
         scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = False
-        for body in barriers:
-            for shape in _BARREL:
+        away = data.xpos[barriers] - scene.camera[0].pos
+        near = np.hypot(away[:, 0], away[:, 1]) < _DETAIL if camera == "vision" else np.ones(len(barriers), bool)
+        for body, detailed in zip(barriers, near, strict=True):
+            for shape in _BARREL if detailed else _BARREL[:1]:
                 _add(scene, _CYLINDER, shape.size, data.xpos[body], shape.colour, data.xmat[body], shape.height)
         _add(scene, _CYLINDER, (GOAL_RADIUS, 0.4, 0.0), (*goal, 0.4), _GREEN)
         for place, radius, colour in balls:
