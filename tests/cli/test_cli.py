@@ -104,7 +104,7 @@ def test_indicators_where_there_are_none_are_refused_in_one_line_before_anything
     answer = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
     assert answer.returncode == EXIT_BAD_INPUT
     assert len(answer.stderr.strip().splitlines()) == 1
-    assert "'speeding' draws no cost indicators" in answer.stderr
+    assert "frames of environment 'speeding' show no cost indicators" in answer.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -72,7 +72,7 @@ def test_a_table_is_shown_with_label_units_and_every_cell_as_printed(capsys, nam
 
 def test_runs_are_printed_beside_the_paper_with_every_difference_once(capsys, runs):
     text = shown(capsys, "compare", runs)
-    assert text.count("another world: written here after Safety-Gymnasium's") == 1
+    assert text.count("a world after Safety-Gymnasium's: its circuit, layouts and car") == 1
     assert text.count("seeds 42, 123 (paper: 42, 123, 456)") == 1
     assert "263.38 ± 23.29" in text
     assert "269.17 ± 20.70" in text

@@ -357,8 +357,8 @@ def test_resolving_fills_in_the_environments_budget_and_the_run_directory():
 def test_the_default_directory_tells_runs_apart_and_stays_below_runs():
     config = TrainConfig(env="gym:some.module:Space/Env-v0", method="ppo", seed=7)
     assert default_run_dir(config) == Path("runs/gym-some.module-Space-Env-v0/ppo/seed-7")
-    assert default_run_dir(TrainConfig(env="formula-one-l2:long", frame_indicators=True)) == Path(
-        "runs/formula-one-l2-long-indicators/ppo-lag/seed-0"
+    assert default_run_dir(TrainConfig(env="formula-one-l2:track", frame_indicators=True)) == Path(
+        "runs/formula-one-l2-track-indicators/ppo-lag/seed-0"
     )
     assert ".." not in default_run_dir(TrainConfig(env="gym:../../x")).parts
 

@@ -1,14 +1,15 @@
 """A run that was trained in another version of its environment says so wherever it is opened."""
 
 import json
+from pathlib import Path
 
 import pytest
 from recorded_versions import edit_recorded
 
-from vlmsafe import audit, evaluate, resume, trace, train, verify
+from vlmsafe import audit, evaluate, report, resume, run_study, trace, train, verify
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.cli import main
-from vlmsafe.errors import EXIT_WARNINGS, RunError
+from vlmsafe.errors import EXIT_WARNINGS, InputError, RunError
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.warm_start import describe_start
@@ -81,3 +82,57 @@ def test_runs_of_two_worlds_are_not_compared_without_a_finding(elsewhere, tmp_pa
     evaluate(elsewhere.path, episodes=2, processes=1)
     driven = "seed-0: trained in version 0, evaluated under 'held-out' in version 1"
     assert found(tmp_path / "old") == [(Severity.ERROR, (driven,))]
+
+
+# FormulaOne of version 1 could draw cost indicators into its frames. The present one cannot, except with `track`.
+FORMULA_ONE = {
+    "env": "formula-one-l1", "method": "vlm-ppo-lag", "signal": {"scorer": "constant:0.5"}, "total_steps": 8,
+    "steps_per_epoch": 4, "learner": {"update_iters": 1}, "quiet": True,
+}  # fmt: skip
+STUDY = """
+name: racing
+question: What did it cost?
+environments: [formula-one-l1]
+seeds: [0]
+total_steps: 8
+settings: {steps_per_epoch: 4, learner.update_iters: 1, frame_indicators: true}
+arms: {scored: {method: vlm-ppo-lag, settings: {signal.scorer: "constant:0.5"}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def old_study(tmp_path_factory) -> Path:
+    """A study's folder with a run of FormulaOne's first version, whose frames showed the cost."""
+    folder = tmp_path_factory.mktemp("old") / "racing"
+    run = train(**FORMULA_ONE, run_dir=str(folder / "formula-one-l1" / "scored" / "seed-0"))
+    config = run.path / "config.yaml"
+    config.write_text(config.read_text().replace("frame_indicators: false", "frame_indicators: true"))
+    edit_recorded(run.path, env_version=1)
+    (folder / "study.yaml").write_text(STUDY)
+    return folder
+
+
+def test_a_run_of_the_first_formula_one_opens_with_the_indicators_it_had(old_study):
+    run = Run.open(old_study / "formula-one-l1" / "scored" / "seed-0")
+    assert (run.config.frame_indicators, run.config.spec.indicators) == (True, None)
+    said = "it was trained in version 1 of formula-one-l1, and this is version 2, another world"
+    with pytest.raises(RunError, match=f"cannot be continued: {said}"):
+        resume(run.path, quiet=True)
+    notes = []
+    assert evaluate(run, episodes=1, processes=1, on_note=notes.append)["env_version"].to_list() == [2]
+    assert notes == [f"{run.path} drives in another world than it was trained in: {said}"]
+    run.evaluation_path("held-out").unlink()
+
+
+def test_runs_of_both_formula_ones_are_not_compared_without_a_finding(old_study, tmp_path):
+    train(**FORMULA_ONE, run_dir=str(tmp_path / "new" / "seed-0"))
+    found = {one.code: one for one in reversed(audit([old_study / "formula-one-l1", tmp_path / "new"]).findings)}
+    assert found["worlds-differ"].severity == Severity.ERROR
+    assert found["worlds-differ"].evidence == ("formula-one-l1: version 1 in scored; version 2 in new",)
+    assert "new" not in str(found["frames-show-cost"].evidence)
+
+
+def test_a_study_of_the_first_formula_one_is_reported_and_not_continued(old_study):
+    assert "worlds-differ" in report(old_study).page.read_text()
+    with pytest.raises(InputError, match="'scored' on formula-one-l1: frame_indicators is true, but frames of"):
+        run_study(old_study)

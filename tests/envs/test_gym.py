@@ -312,8 +312,8 @@ def test_seeds_of_training_and_evaluation_are_kept_apart():
     assert spec.training.start + spec.training.size <= spec.held_out.start
 
 
-# A stand-in for the original safety_gymnasium, of which the package index has no version with FormulaOne: a registry
-# of its own behind `make`, six values per step, a time limit inside, and frames that show the cost.
+# A stand-in for the original safety_gymnasium, which is not installed for tests: a registry of its own behind `make`,
+# six values per step, a time limit inside, and frames that show the cost.
 STAND_IN = """
 import gymnasium
 import numpy as np
@@ -340,11 +340,11 @@ class SafeEnv(gymnasium.Env):
         return np.full((6, 6, 3), (255 * self.cost, 0, 0), np.uint8)
 
 def make(id, render_mode=None):
-    if id != "SafetyRacecarFormulaOne1-v0":
+    if id != "SafetyCarGoal1-v0":
         raise gymnasium.error.NameNotFound(f"Environment `{id}` doesn't exist.")
     return SafeEnv(render_mode)
 """
-SAFE = "safety-gymnasium:SafetyRacecarFormulaOne1-v0"
+SAFE = "safety-gymnasium:SafetyCarGoal1-v0"
 
 
 @pytest.fixture
@@ -375,6 +375,7 @@ def test_an_environment_of_safety_gymnasium_has_its_cost_its_limit_and_its_seeds
 def test_frames_of_safety_gymnasium_are_its_own_with_the_indicators_it_draws():
     spec = env_spec(SAFE)
     assert spec.indicators is True
+    assert env_spec("safety-gymnasium:SafetyRacecarFormulaOne1-v0").indicators is None, "its camera sees none"
     env = dataclasses.replace(spec, frames=True).make()
     env.reset(seed=0)
     env.step(np.array([1.0, 0.0], np.float32))

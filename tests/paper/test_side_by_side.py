@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from recorded_versions import edit_recorded
 
 from vlmsafe import evaluate, train
 from vlmsafe.config.methods import METHODS, check_method, config_from
@@ -18,6 +19,9 @@ from vlmsafe.runs.arms import open_arms
 from vlmsafe.runs.run import Run
 
 SIGNAL = "vlm-ppo-lag-conf"
+AFTER = (
+    "a world after Safety-Gymnasium's: its circuit, layouts and car within the tolerances of benchmarks/formula_one.py"
+)
 
 
 def write_run(folder, config: TrainConfig, arm=None, costs=(), env_returns=None, bonus=None) -> Run:
@@ -155,9 +159,7 @@ def test_training_windows_stand_beside_those_of_the_paper(tmp_path):
         assert rows["difference"].abs().max() < 1e-9
         assert set(rows["label"]) == {"tab:conf-families"}
         # The settings are the paper's and the world is not, which is all there is to say.
-        assert {tuple(row) for row in rows["differences"]} == {
-            ("another world: written here after Safety-Gymnasium's",)
-        }
+        assert {tuple(row) for row in rows["differences"]} == {(AFTER,)}
         assert not rows["comparable"].any()
     assert cell(table, run=None, window="last-5", quantity="cost")["published"] is None
     logged = cell(table, run="seed-42", window="last-10", quantity="logged_return")
@@ -287,7 +289,7 @@ def test_a_run_of_another_budget_stands_beside_the_budget_sweep(tmp_path):
     for run in (None, "seed-42"):
         row = cell(table, run=run, quantity="cost", window="last-10")
         assert (row["published"], row["label"]) == (42.5, "tab:pareto-baseline")
-        assert row["differences"] == ["another world: written here after Safety-Gymnasium's"]
+        assert row["differences"] == [AFTER]
 
 
 def test_other_seeds_than_the_papers_are_said_of_arms_and_have_no_published_run(tmp_path):
@@ -322,12 +324,41 @@ def test_early_ends_are_said_ours_and_the_papers(tmp_path):
 
 def test_indicators_in_frames_count_only_where_a_scorer_looks_at_them(tmp_path):
     for arm in ("ppo", "vlm-ppo-lag"):
-        config = replace(paper_config("formula-one-l2", arm), seed=42, frame_indicators=False)
+        config = replace(
+            paper_config("formula-one-l2", arm), env="formula-one-l2:track", seed=42, frame_indicators=True
+        )
         write_run(tmp_path, config, costs=[1.0] * 50)
     table = compared(tmp_path).filter(run="seed-42", window="final", quantity="cost")
-    said = "frame_indicators false (paper: true)"
-    assert said not in cell(table, arm="ppo")["differences"]
-    assert said in cell(table, arm="vlm-ppo-lag")["differences"]
+    said = [f"variant track of {AFTER}", "frame_indicators true (paper: does not say)"]
+    assert cell(table, arm="ppo")["differences"] == said[:1]
+    assert cell(table, arm="vlm-ppo-lag")["differences"] == said
+
+
+def test_frames_of_bullet_have_indicators_as_published_and_those_of_formula_one_have_none():
+    assert paper_config("bullet-car-reach", "vlm-ppo-lag-conf").frame_indicators is True
+    assert paper_config("formula-one-l2", "vlm-ppo-lag-conf").frame_indicators is False
+
+
+def test_a_run_of_an_earlier_world_is_said_to_be_one(tmp_path):
+    for arm, version in (("old", 1), ("new", 2)):
+        run = write_run(tmp_path, replace(paper_config("formula-one-l2", "ppo"), seed=42), arm, costs=[286.67] * 50)
+        edit_recorded(run.path, env_version=version)
+    table = compared(tmp_path).filter(run="seed-42", window="final", quantity="cost")
+    assert cell(table, arm="old")["differences"] == [
+        "it was trained in version 1 of formula-one-l2, and this is version 2, another world"
+    ]
+    assert cell(table, arm="new")["differences"] == [AFTER]
+
+
+def test_bullet_has_the_originals_step_and_still_differs(tmp_path):
+    for env in ("bullet-car-reach", "bullet-car-reach:four-steps"):
+        config = replace(paper_config("bullet-car-reach", "ppo-lag"), env=env, seed=42)
+        run = write_run(tmp_path, config, arm=env.rpartition(":")[2])
+        write_evaluation(run, first=10_000, costs=(0.0,) * 200)
+    table = compared(tmp_path).filter(run="seed-42", quantity="cost")
+    world = "a world with the original's task and step, but seeded starts and a box that moves by simulated time"
+    assert cell(table, arm="bullet-car-reach")["differences"] == [world]
+    assert cell(table, arm="four-steps")["differences"] == [f"variant four-steps of {world}"]
 
 
 # -- runs as they come -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.trace.record import trace
 from vlmsafe.io.interrupts import StopRequest
+from vlmsafe.runs import run as runs
 from vlmsafe.runs.run import Run
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.training.setup import describe
@@ -93,14 +94,17 @@ def test_a_trace_that_departs_from_its_run_does_not_replace_the_runs_own(tmp_pat
 
 
 def test_where_there_are_none_asking_for_them_is_one_line():
-    with pytest.raises(InputError, match=r"'speeding' draws no cost indicators.*bannered") as caught:
-        TrainConfig(env="speeding", frame_indicators=True).resolved()
-    assert "\n" not in str(caught.value)
+    for env in ("speeding", "formula-one-l2", "formula-one-l2:long"):
+        with pytest.raises(InputError, match=f"frames of environment '{env}' show no cost indicators") as caught:
+            TrainConfig(env=env, frame_indicators=True).resolved()
+        told = "bullet-car-reach, formula-one-l0:track, formula-one-l1:track, formula-one-l2:track, bannered"
+        assert str(caught.value).endswith(f"choose one whose frames can show them: {told}")
+        assert "\n" not in str(caught.value)
     assert env_spec("speeding", indicators=False) is ENVS["speeding"]
 
 
 def test_where_they_cannot_be_left_out_it_is_recorded_and_leaving_them_out_refused():
-    config = TrainConfig(env="safety-gymnasium:SafetyRacecarFormulaOne1-v0").resolved()
+    config = TrainConfig(env="safety-gymnasium:SafetyCarGoal1-v0").resolved()
     assert config.frame_indicators is True
     assert config.resolved() == config
     with pytest.raises(InputError, match="always show"):
@@ -108,8 +112,17 @@ def test_where_they_cannot_be_left_out_it_is_recorded_and_leaving_them_out_refus
 
 
 def test_variants_keep_what_was_asked_for():
-    long = env_spec("formula-one-l2:long", indicators=True)
-    assert (long.name, long.horizon, long.indicators) == ("formula-one-l2:long", 6000, True)
+    long = env_spec("formula-one-l2:track+long", indicators=True)
+    assert (long.name, long.horizon, long.indicators) == ("formula-one-l2:track+long", 6000, True)
+
+
+def test_only_the_camera_track_of_formula_one_can_show_them():
+    assert [env_spec(f"formula-one-l2{variant}").indicators for variant in ("", ":long", ":track")] == [
+        None,
+        None,
+        False,
+    ]
+    assert TrainConfig(env="formula-one-l1:track", frame_indicators=True).resolved().spec.indicators is True
 
 
 def test_a_run_from_before_the_setting_is_one_without_indicators(tmp_path):
@@ -122,8 +135,10 @@ def test_a_run_from_before_the_setting_is_one_without_indicators(tmp_path):
 
 def test_a_run_from_before_the_setting_can_be_continued(tmp_path, monkeypatch):
     """Neither its file nor its checkpoints know the setting."""
-    before = Run._settings
-    monkeypatch.setattr(Run, "_settings", lambda run: {k: v for k, v in before(run).items() if k != "frame_indicators"})
+    before = runs._settings
+    monkeypatch.setattr(
+        runs, "_settings", lambda own: {k: v for k, v in before(own).items() if k != "frame_indicators"}
+    )
     run = train(env="bannered", run_dir=str(tmp_path / "run"), **SMALL)
-    monkeypatch.setattr(Run, "_settings", before)
+    monkeypatch.setattr(runs, "_settings", before)
     assert resume(run.path, quiet=True).status() == "finished"

@@ -168,7 +168,7 @@ class TrainConfig:
     action_repeat: PositiveInt = 1
     """Simulator steps for which an action is kept. Together they are one step of the run, with their summed cost."""
     frame_indicators: bool = False
-    """Whether frames show the simulator's own cost indicators, as published; they tell a scorer the answer."""
+    """Whether frames show the simulator's own cost indicators; they tell a scorer the answer."""
     fresh_workers: Literal["auto", "always", "never"] = "auto"
     """Whether workers start anew each epoch: 'auto' does so where the simulator needs it for exact repeats."""
     max_worker_restarts: NonNegativeInt = 3
@@ -211,20 +211,29 @@ class TrainConfig:
 
     @property
     def spec(self) -> EnvSpec:
-        """The environment, with frames and the length of a step as this run wants them."""
-        spec = env_spec(self.env, indicators=True if self.frame_indicators else None)
-        return dataclasses.replace(spec, repeat=self.action_repeat)
+        """The environment, with frames and the length of a step as this run wants them.
+
+        A run of another version of its environment may have had indicators that frames no longer show.
+        """
+        spec = env_spec(self.env)
+        drawn = spec.indicators if spec.indicators is None else spec.indicators or self.frame_indicators
+        return dataclasses.replace(spec, indicators=drawn, repeat=self.action_repeat)
 
     def _source(self, text: str) -> str:
         return os.path.abspath(text.replace("{seed}", str(self.seed)))
 
-    def resolved(self) -> TrainConfig:
-        """The same run, checked, with every default filled in that depends on another setting."""
+    def resolved(self, *, recorded: bool = False) -> TrainConfig:
+        """The same run, checked, with every default filled in that depends on another setting.
+
+        `recorded` is for runs that exist: their world may be of another version, with other cost indicators.
+        """
         spec = self.spec
+        if self.frame_indicators and not recorded:
+            env_spec(self.env, indicators=True)  # an InputError where no frame would show them
         config = dataclasses.replace(
             self,
             budget=spec.budget if self.budget is None else self.budget,
-            frame_indicators=bool(spec.indicators),
+            frame_indicators=bool(spec.indicators) or self.frame_indicators,
             run_dir=self.run_dir or default_run_dir(self),
             init_from=None if self.init_from is None else self._source(self.init_from),
             signal=_resolved_signal(self.signal, spec),

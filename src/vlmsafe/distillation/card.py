@@ -114,9 +114,12 @@ tells when a contact comes. That says more of the agent, and of standardising, t
 
 _INDICATORS = """## What cost indicators give away
 
-Some simulators were published with the current cost drawn into their frames. This package leaves that out; the scorer
-never saw it. The same episodes with and without: AUC for the cost of the current step, and by how much the indicators
-move the mean of a signal, in its own standard deviations, on steps that cost something and on the others.
+Bullet Safety-Gym was published with the current cost drawn into its frames. FormulaOne's original draws it too, but
+only the pictures of its camera `track` show it, not those of its default camera, and the paper does not say which
+camera it used. Version 1 of FormulaOne in this package had another camera, whose pictures could show it. This package
+leaves the indicators out by default; the scorer never saw them. The same episodes with and without: AUC for the cost of
+the current step, and by how much the indicators move the mean of a signal, in its own standard deviations, on steps
+that cost something and on the others.
 
 {table}
 

@@ -180,6 +180,8 @@ class Variant:
     """Another simulated time per step, where it differs."""
     version: int | None = None
     """The variant's own version, where it changed at other times than the environment."""
+    indicators: bool | None = None
+    """As in `EnvSpec`, where its frames can show the cost and those of the environment cannot."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings that replace the environment's own."""
 
@@ -225,7 +227,7 @@ class EnvSpec:
     frames: bool = False
     """Whether frames will be asked for; some environments must know before they are made."""
     indicators: bool | None = None
-    """Whether cost is drawn into frames, as in the published simulator; None where it never drew any."""
+    """Whether cost is drawn into frames, as in the published simulator; None where no frame would show it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings in which it differs from other environments of the same module."""
     formerly: Mapping[int, str] = field(default_factory=dict)
@@ -255,6 +257,7 @@ class EnvSpec:
                 horizon=variant.horizon or changed.horizon,
                 step_seconds=variant.step_seconds or changed.step_seconds,
                 version=variant.version or changed.version,
+                indicators=changed.indicators if variant.indicators is None else variant.indicators,
                 settings={**changed.settings, **variant.settings},
             )
         self._refuse_contradictions(chosen)

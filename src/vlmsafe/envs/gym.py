@@ -4,8 +4,8 @@ The cost is `info["cost"]`, or the third element of Safety-Gymnasium's six-tuple
 terminated, truncated, info). Dictionary and image-shaped observations are flattened.
 
 `safety-gymnasium:<id>` is an environment of the original Safety-Gymnasium, which has its own registry. Its renderer
-draws a red sphere around the agent while there is a cost, and markers of the lidar. Its frames therefore tell a scorer
-the cost, which runs record as `frame_indicators: true`.
+draws a red sphere around the agent while there is a cost, and markers of the lidar. Its frames may therefore tell a
+scorer the cost, which runs record as `frame_indicators: true`. FormulaOne's default camera sees neither.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ is imported when an environment is made. The docstring of `vlmsafe.envs` says ho
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from vlmsafe.envs.api import Env, EnvSpec, Scenarios, Variant
@@ -73,14 +74,19 @@ def _formula_one(level: int, summary: str) -> EnvSpec:
         metrics=("stages", "path", "net_progress"),
         passive_below=1.0,  # a tenth of a stage's reward
         prompts="formula-one",
-        indicators=False,
         version=2,  # 1 was another circuit with another car
         settings={"level": level},
         variants={
             "long": Variant("6,000 steps: a lap at the original 1 m/s", horizon=6000),
             "fast": Variant("a car of 6 m/s instead of 1, with less inertia", settings={"top_speed": 6.0}),
             "strict": Variant("a touch that ends within a step costs too", settings={"strict": True}),
-            "track": Variant("frames of the camera that follows the car from above", settings={"camera": "track"}),
+            # The original's indicators are in the pictures of this camera. The default one is inside the red sphere and
+            # below the lidar markers, so that they change none of its pixels.
+            "track": Variant(
+                "frames of the camera that follows the car from above",
+                indicators=False,
+                settings={"camera": "track"},
+            ),
             "sighted": Variant(
                 "also observes the walls around it, and the goal's direction at any distance",
                 settings={"sighted": True},
@@ -178,14 +184,22 @@ def env_spec(name: str, *, indicators: bool | None = None) -> EnvSpec:
     if indicators is None or indicators == spec.indicators:
         return spec
     if spec.indicators is None and indicators:
-        drawing = [known.name for known in ENVS.values() if known.indicators is not None]
         raise InputError(
-            f"frame_indicators is true, but environment '{name}' draws no cost indicators; leave it out, or choose "
-            f"one that does: {', '.join(drawing)}"
+            f"frame_indicators is true, but frames of environment '{name}' show no cost indicators; leave it out, or "
+            f"choose one whose frames can show them: {', '.join(_drawing())}"
         )
     if spec.indicators and not indicators:
         raise InputError(f"the frames of environment '{name}' always show its cost indicators; leave indicators out")
     return spec if spec.indicators is None else replace(spec, indicators=indicators)
+
+
+def _drawing() -> Iterator[str]:
+    """The names of environments and variants whose frames can show cost indicators."""
+    for spec in ENVS.values():
+        if spec.indicators is not None:
+            yield spec.name
+        else:
+            yield from (f"{spec.name}:{name}" for name, own in spec.variants.items() if own.indicators is not None)
 
 
 def _named(name: str) -> EnvSpec:
@@ -196,7 +210,8 @@ def _named(name: str) -> EnvSpec:
             _registered(name, "an environment of the original Safety-Gymnasium"),
             package="safety_gymnasium",
             install='pip install "safety-gymnasium @ git+https://github.com/PKU-Alignment/safety-gymnasium"',
-            indicators=True,  # its renderer draws them, and no setting removes them all
+            # Its renderer draws them, and no setting removes them all. FormulaOne's default camera sees none of them.
+            indicators=None if "FormulaOne" in name else True,
         )
     known, colon, variants = name.partition(":")
     if known not in ENVS:

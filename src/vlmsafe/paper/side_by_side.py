@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from vlmsafe.runs.arms import ArmRun, by_arm
 from vlmsafe.runs.layout import tables_in
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table
+from vlmsafe.runs.versions import other_world
 
 SCHEMA: dict[str, Any] = {
     "env": pl.String,
@@ -106,6 +107,8 @@ class _Cell:
     window: str | None
     value: float
     differences: tuple[str, ...]
+    world: str = ""
+    """How its world differs."""
 
 
 def side_by_side(runs: Sequence[ArmRun]) -> pl.DataFrame:
@@ -132,7 +135,7 @@ def _run_row(run: Run, cell: _Cell) -> dict[str, Any]:
     value, settings = _published_value([run.config], cell, run.config.seed)
     if value is None:
         return row
-    return row | _published(value, cell.value, [*settings, *cell.differences, value.remark])
+    return row | _published(value, cell.value, [cell.world, *settings, *cell.differences, value.remark])
 
 
 def _arm_rows(members: Sequence[ArmRun], cells: Sequence[Sequence[_Cell]]) -> Iterator[dict[str, Any]]:
@@ -148,7 +151,8 @@ def _arm_rows(members: Sequence[ArmRun], cells: Sequence[Sequence[_Cell]]) -> It
         if value is not None:
             conditions = [text for _, cell in group for text in cell.differences]
             seeds = _seed_difference(sorted(run.config.seed for run, _ in group), value)
-            row |= _published(value, own.mean, [*settings, *conditions, seeds, value.remark])
+            worlds = [cell.world for _, cell in group]
+            row |= _published(value, own.mean, [*worlds, *settings, *conditions, seeds, value.remark])
         yield row
 
 
@@ -195,13 +199,11 @@ def _published_value(
     configs: Sequence[TrainConfig], cell: _Cell, seed: int | None
 ) -> tuple[PublishedValue | None, list[str]]:
     """The published value of the settings nearest to ours, and what still differs."""
-    env, world = _paper_env(configs[0].env)
-    key = (env, configs[0].method, seed, cell.quantity, cell.window)
+    key = (_paper_env(configs[0].env), configs[0].method, seed, cell.quantity, cell.window)
     candidates = [(value, _settings_differences(configs, value)) for value in _by_key().get(key, ())]
     if not candidates:
         return None, []
-    value, differences = min(candidates, key=lambda candidate: len(candidate[1]))
-    return value, [world, *differences]
+    return min(candidates, key=lambda candidate: len(candidate[1]))
 
 
 @cache
@@ -212,20 +214,11 @@ def _by_key() -> dict[tuple[Any, ...], list[PublishedValue]]:
     return groups
 
 
-def _paper_env(name: str) -> tuple[str, str]:
-    """Which of the paper's environments this stands for, and what makes it another world; both may be empty."""
+def _paper_env(name: str) -> str:
+    """Which of the paper's environments this stands for; empty if none."""
     original = re.fullmatch(r"safety-gymnasium:SafetyRacecarFormulaOne([012])-v\d+", name)
-    if original:
-        return f"formula-one-l{original[1]}", ""
-    base, _, variant = name.partition(":")
-    if base not in ENVS:
-        return "", ""
-    world = {
-        "formula-one": "another world: written here after Safety-Gymnasium's",
-        "bullet": "another world: seeded starts, and the box moves by simulated time",
-    }
-    about = next((text for prefix, text in world.items() if base.startswith(prefix)), "")
-    return base, "; ".join(filter(None, [about, f"variant {variant}" if variant else ""]))
+    base = f"formula-one-l{original[1]}" if original else name.partition(":")[0]
+    return base if base in ENVS else ""
 
 
 def _settings_differences(configs: Sequence[TrainConfig], value: PublishedValue) -> list[str]:
@@ -243,7 +236,10 @@ def _settings_differences(configs: Sequence[TrainConfig], value: PublishedValue)
                 or (key.startswith("signal.calibration.") and not calibrated)
             )
             if ours[key] != theirs[key] and not irrelevant:
-                found[f"{key} {_text(ours[key])} (paper: {_text(theirs[key])})"] = None
+                # The paper does not say with which camera it drew FormulaOne, and only one of them shows indicators.
+                open_question = key == "frame_indicators" and value.env.startswith("formula-one")
+                said = "does not say" if open_question else _text(theirs[key])
+                found[f"{key} {_text(ours[key])} (paper: {said})"] = None
     return list(found)
 
 
@@ -263,7 +259,32 @@ def _units() -> dict[str, str]:
 # -- our own results --------------------------------------------------------------------------------------------
 
 
+_WORLDS = {
+    "formula-one": "a world after Safety-Gymnasium's: its circuit, layouts and car within the tolerances of "
+    "benchmarks/formula_one.py",
+    "bullet": "a world with the original's task and step, but seeded starts and a box that moves by simulated time",
+}
+"""Worlds of this package that are not the paper's own, by how their names begin."""
+
+
 def _cells(run: Run) -> Iterator[_Cell]:
+    """All results of a run, each with what sets the run's world apart from the paper's."""
+    world = _world(run)
+    for cell in _results(run):
+        yield replace(cell, world=world)
+
+
+def _world(run: Run) -> str:
+    if elsewhere := other_world(run):
+        return elsewhere
+    base, _, variant = run.config.env.partition(":")
+    about = next((text for prefix, text in _WORLDS.items() if base.startswith(prefix)), "")
+    if not variant or base not in ENVS:
+        return about
+    return f"variant {variant} of {about}" if about else f"variant {variant}"
+
+
+def _results(run: Run) -> Iterator[_Cell]:
     yield from _training_cells(run)
     for name, path in tables_in(run.evaluations).items():
         yield from _evaluation_cells(run, name, read_table(path))
@@ -310,7 +331,7 @@ def _nearest_evaluation(config: TrainConfig, table: pl.DataFrame) -> tuple[str |
         common = len(scenarios & _scenarios(other)) if other.first is not None else 0
         return other.random_traffic != traffic, -common, abs(other.episodes - len(table))
 
-    choices = [other for other in EVALUATIONS if _paper_env(config.env)[0].startswith(other.env)]
+    choices = [other for other in EVALUATIONS if _paper_env(config.env).startswith(other.env)]
     if not choices:
         return None, ()
     nearest = min(choices, key=distance)

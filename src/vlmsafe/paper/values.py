@@ -289,7 +289,8 @@ def paper_config(env: str, arm: str, settings: Settings = ()) -> TrainConfig:
         if not env.startswith("formula-one"):
             nested["signal"]["every"] = 4
     if looks_at_frames(signal.scorer) and env_spec(env).indicators is not None:
-        nested["frame_indicators"] = True  # both simulators that can draw them did
+        # Bullet's frames show them. FormulaOne's do only with the camera `track`; the paper does not say which it used.
+        nested["frame_indicators"] = True
     for key, value in settings:
         place = nested
         *path, last = key.split(".")

@@ -107,7 +107,7 @@ class Run:
             raise InputError(f"{path} is not a run directory: it has no {CONFIG}{hint}")
         config = config_from_yaml(path / CONFIG, before=BEFORE_CHOICES)
         # The directory may have been moved since the file was written, so its present place counts.
-        return cls(path, TrainConfig(**{**vars(config), "run_dir": path}).resolved())
+        return cls(path, TrainConfig(**{**vars(config), "run_dir": path}).resolved(recorded=True))
 
     # -- what it holds -----------------------------------------------------------------------------------------
 

@@ -110,7 +110,7 @@ def _study_folder(paths: Sequence[Path]) -> Path | None:
 
 def _study_info(study: Study, folder: Path, command: str) -> StudyInfo:
     """What a report says of a study."""
-    specs = study.expand(folder)
+    specs = study.expand(folder, recorded=True)
     return StudyInfo(
         name=study.title,
         question=study.question,

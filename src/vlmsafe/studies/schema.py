@@ -63,14 +63,15 @@ def load_study(name: str | Path) -> Study:
     """A study by its name in the package, from a YAML file, or from the folder of a study that was started."""
     text = str(name)
     path = Path(name)
-    if path.is_dir() and (path / STUDY_FILE).is_file():
+    recorded = path.is_dir() and (path / STUDY_FILE).is_file()
+    if recorded:
         path = path / STUDY_FILE
     elif not ("/" in text or text.endswith((".yaml", ".yml"))):
         if text not in (known := shipped_studies()):
             raise unknown_name("study", text, [*known, "a path to a YAML file"])
         return parse_study((_FOLDER / f"{text}.yaml").read_text(encoding="utf-8"), f"{text}.yaml")
     try:
-        return parse_study(path.read_text(encoding="utf-8"), str(path))
+        return parse_study(path.read_text(encoding="utf-8"), str(path), recorded=recorded)
     except OSError as error:
         raise InputError(f"cannot read the study {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -126,8 +127,11 @@ class _File:
         return value
 
 
-def parse_study(text: str, source: str) -> Study:
-    """The study in a YAML text; errors name `source`, the line and the entry."""
+def parse_study(text: str, source: str, *, recorded: bool = False) -> Study:
+    """The study in a YAML text; errors name `source`, the line and the entry.
+
+    `recorded` is for the text in a study's folder: its runs may be of other versions of their environments.
+    """
     document, file = _read(text, source)
     file.mapping(document, (), _ENTRIES)
     for needed in ("name", "question", "environments", "arms"):
@@ -159,7 +163,7 @@ def parse_study(text: str, source: str) -> Study:
         independent=document.get("independent", False),
         document={key: value for key, value in document.items() if key not in ("scale", "scorer")},
     )
-    _check_cells(study, file)
+    _check_cells(study, file, recorded)
     return study.varied(*_variation(document, file))
 
 
@@ -331,7 +335,7 @@ def _entries(document: Mapping[str, Any], key: str, file: _File) -> tuple[Any, .
     return tuple(value)
 
 
-def _check_cells(study: Study, file: _File) -> None:
+def _check_cells(study: Study, file: _File, recorded: bool) -> None:
     """Check that every run is possible. An error now names the arm; an error in the middle of a study costs days."""
     for arm in study.arms:
         for env, own in study.environments.items():
@@ -339,7 +343,7 @@ def _check_cells(study: Study, file: _File) -> None:
             if overrides is not None and not overrides.over(own.over(study.base)).seeds:
                 raise file.wrong(("arms", arm.name), f"the arm '{arm.name}' has no seeds on {env}; give 'seeds'")
         try:
-            runs = replace(study, arms=(arm,)).expand(Path("runs"))
+            runs = replace(study, arms=(arm,)).expand(Path("runs"), recorded=recorded)
         except InputError as error:
             raise file.wrong(("arms", arm.name), str(error)) from None
         if not runs:

@@ -160,11 +160,14 @@ class Study:
         extra = {"scale": scale} | ({} if scorer is None else {"scorer": scorer})
         return replace(self, scale=scale, scorer=scorer, document={**self.document, **extra})
 
-    def expand(self, folder: Path) -> tuple[RunSpec, ...]:
-        """Every run, in the order in which to make them: all arms with their first seed, then with their second, ..."""
-        return tuple(spec for _, spec in sorted(self._specs(folder), key=lambda pair: pair[0]))
+    def expand(self, folder: Path, *, recorded: bool = False) -> tuple[RunSpec, ...]:
+        """Every run, in the order in which to make them: all arms with their first seed, then with their second, ...
 
-    def _specs(self, folder: Path) -> Iterator[tuple[int, RunSpec]]:
+        `recorded` is for studies whose runs exist, as in `TrainConfig.resolved`.
+        """
+        return tuple(spec for _, spec in sorted(self._specs(folder, recorded), key=lambda pair: pair[0]))
+
+    def _specs(self, folder: Path, recorded: bool) -> Iterator[tuple[int, RunSpec]]:
         for env, own in self.environments.items():
             for arm in self.arms:
                 overrides = arm.in_environment(env)
@@ -173,7 +176,7 @@ class Study:
                 overrides = overrides.over(_for_method(own.over(self.base), arm.method))
                 for place, seed in enumerate(fewer_seeds(overrides.seeds or (), self.scale)):
                     run_dir = folder / folder_of(env) / arm.name / f"seed-{seed}"
-                    config = self._config(env, arm, overrides, seed, run_dir)
+                    config = self._config(env, arm, overrides, seed, run_dir, recorded)
                     evaluations, traces = (
                         tuple(
                             replace(request, episodes=shrunk(request.count, self.scale, LEAST_EPISODES))
@@ -184,7 +187,9 @@ class Study:
                     )
                     yield place, RunSpec(env, arm.name, seed, config, evaluations, traces)
 
-    def _config(self, env: str, arm: StudyArm, overrides: Overrides, seed: int, run_dir: Path) -> TrainConfig:
+    def _config(
+        self, env: str, arm: StudyArm, overrides: Overrides, seed: int, run_dir: Path, recorded: bool
+    ) -> TrainConfig:
         source = f"arm '{arm.name}' on {env}"
         settings: dict[str, Any] = {"env": env, "method": arm.method, "seed": seed, **nested(overrides.settings)}
         if overrides.total_steps is not None:
@@ -193,7 +198,7 @@ class Study:
         if self.scorer is not None:
             config = with_scorer(config, self.scorer, source)
         try:
-            config = shrunk_config(config.resolved(), self.scale).resolved()
+            config = shrunk_config(config.resolved(recorded=recorded), self.scale).resolved(recorded=recorded)
             check_method(config)
         except InputError as error:
             raise InputError(f"{source}: {error}") from None

@@ -86,7 +86,7 @@ def verify_study(
         raise InputError(f"runs is {runs}; expected 1 or more")
     if epochs < 0:  # otherwise each run would be said to be one that cannot be verified
         raise InputError(f"epochs is {epochs}; expected 0 or more")
-    specs = study.expand(folder)
+    specs = study.expand(folder, recorded=True)
     begun = [spec for spec in specs if _has_epochs(spec)]
     if not begun:
         raise InputError(f"{folder} has no run with a finished epoch; expected the folder of a study that was started")

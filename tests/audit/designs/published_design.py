@@ -45,7 +45,8 @@ EXPECTED: dict[str, str] = {
 """What the paper reports about itself, by the finding that should say it, and where."""
 
 UNREPORTED: dict[str, str] = {
-    "frames-show-cost": "the simulators of FormulaOne and Bullet draw cost indicators into their frames by default",
+    "frames-show-cost": "Bullet draws cost indicators into its frames by default; of FormulaOne's cameras only `track` "
+    "shows them, and the paper does not say which it used",
     "many-tests": "dozens of tests at 0.05, none corrected",
 }
 """In the design as well, though the paper does not speak of it."""

@@ -44,10 +44,10 @@ _BONUS_STEPS = 100.0  # lambda_r T: 0.1 times 1000 steps
 
 
 def _settings(method: str, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What the published runs have beyond the method: CLIP, and frames as the simulator draws them."""
+    """What the published runs have beyond the method: CLIP."""
     plain = ("ppo", "cpo", "ppo-lag", "ppo-lag-unmatched", "cppo-pid", "cpo-control")
     scorer = {} if method in (*plain, "ppo-lag-rnd", "qwen2-vl-conf") else _CLIP
-    return {"frame_indicators": True, **scorer, **(extra or {})}
+    return {**scorer, **(extra or {})}
 
 
 def write_formula_one(folder: Path) -> None:
