@@ -132,7 +132,10 @@ def test_runs_of_both_formula_ones_are_not_compared_without_a_finding(old_study,
     assert "new" not in str(found["frames-show-cost"].evidence)
 
 
-def test_a_study_of_the_first_formula_one_is_reported_and_not_continued(old_study):
+def test_a_study_of_the_first_formula_one_is_reported_and_not_continued(old_study, capsys):
     assert "worlds-differ" in report(old_study).page.read_text()
+    for verb in ("status", "show"):
+        main(["study", verb, str(old_study)])
+        assert "scored" in capsys.readouterr().out
     with pytest.raises(InputError, match="'scored' on formula-one-l1: frame_indicators is true, but frames of"):
         run_study(old_study)

@@ -60,7 +60,7 @@ class StudyChoice:
         store = self.store()
         if store is not None and not is_locked(folder) and store.has_study():
             with DirectoryLock(make_directory(folder)):
-                fetch(store, study.expand(folder), folder)
+                fetch(store, study.expand(folder, recorded=True), folder)
 
     def store(self) -> Store | None:
         """The store of the study, if --dir is a URL."""

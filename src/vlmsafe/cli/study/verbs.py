@@ -85,7 +85,7 @@ def _show(command: ShowCommand) -> None:
     from vlmsafe.studies.study import cells
 
     study, folder = command.load()
-    specs = study.expand(folder)
+    specs = study.expand(folder, recorded=True)
     out.print(study.question, style="bold")
     out.print(f"{len(specs)} runs of {len(study.arms)} arms in {folder}\n", markup=False)
     table = cell_table("environment", "arm", "method", "seeds", "steps", "evaluations", "traces")
@@ -106,7 +106,7 @@ def _requests_text(requests: tuple[EpisodeRequest, ...]) -> str:
 def _status(command: StatusCommand) -> None:
     study, folder = command.load()
     command.update_copy(study, folder)
-    specs, elsewhere = study.expand(folder), command.store() is not None
+    specs, elsewhere = study.expand(folder, recorded=True), command.store() is not None
     draw = partial(runs_table if command.runs else status_table, study, specs, folder, elsewhere)
     if command.once or not out.is_terminal:
         out.print(draw())
