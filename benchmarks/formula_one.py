@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import vlmsafe  # isort: skip  # noqa: F401 - first: it pins the kernels, as for a run
 
+import dataclasses
 import functools
 import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from vlmsafe.envs import opengl
 from vlmsafe.envs.formula_one.barriers import draw_layout, settle
 from vlmsafe.envs.formula_one.circuit import GOALS, circuit, exits
 from vlmsafe.envs.formula_one.env import SUBSTEPS, FormulaOne
@@ -285,9 +286,28 @@ def compare_cameras() -> Iterator[Compared]:
     down = math.asin(float(-data.camera("vision").xmat[8]))
     theirs = math.asin(-original["vision"]["looks_along_in_car_frame"][2])
     yield Compared("vision: radians downwards", theirs, down, 1e-3)
+    if opengl.choose() is not None:
+        yield from compare_indicators()
 
 
-@dataclass(frozen=True)
+def compare_indicators() -> Iterator[Compared]:
+    """Pixels of a frame that the original's lidar markers and its sphere for cost change."""
+    for camera, original in ORIGINAL["indicator_pixels"].items():
+        frames = []
+        for marks in (None, False, True):  # nothing drawn; no cost; cost
+            spec = env_spec("formula-one-l2" + (":track" if camera == "track" else ""))
+            env = dataclasses.replace(spec, indicators=marks is not None).make()
+            assert isinstance(env, FormulaOne)
+            env.reset(seed=0)
+            env._hit_wall = bool(marks)
+            frames.append(env.frame())
+            env.close()
+        for number, (name, pixels) in enumerate(original.items()):
+            changed = int((frames[number] != frames[number + 1]).any(axis=-1).sum())
+            yield close(f"{camera}: pixels that the {name} change", pixels, changed, 0.2)
+
+
+@dataclasses.dataclass(frozen=True)
 class Options:
     """Compare our FormulaOne with the original."""
 
