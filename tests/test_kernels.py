@@ -213,6 +213,7 @@ def test_a_command_line_says_which_kernels_it_needs(words, wanted, tmp_path, mon
     [
         ("train", ["--resume", "old"], "native"),
         ("train", [], "baseline"),
+        ("clone", ["braking"], "baseline"),
         ("evaluate", ["old"], "native"),
         ("trace", ["old"], "native"),
         ("verify", ["old"], "native"),

@@ -15,8 +15,8 @@ import vlmsafe
 
 ROOMS = (
     "errors", "kernels", "io", "numerics", "envs", "signals", "config", "learners", "analysis", "runs", "training",
-    "verification", "evaluation", "distillation", "comparison", "audit", "paper", "report", "studies", "wrapper",
-    "doctor", "cli",
+    "verification", "evaluation", "cloning", "distillation", "comparison", "audit", "paper", "report", "studies",
+    "wrapper", "doctor", "cli",
 )  # fmt: skip
 SOURCE = Path(vlmsafe.__file__).parent
 # A literal name in code, such as that of a module to start with `python -m`, counts as an import too.

@@ -23,6 +23,7 @@ from vlmsafe import kernels
 
 if TYPE_CHECKING:
     from vlmsafe.audit.auditor import audit
+    from vlmsafe.cloning.clone import clone
     from vlmsafe.config.settings import TrainConfig
     from vlmsafe.envs.registry import make_env
     from vlmsafe.errors import VlmsafeError
@@ -43,6 +44,7 @@ __all__ = [
     "VlmsafeError",
     "__version__",
     "audit",
+    "clone",
     "evaluate",
     "load_study",
     "make_env",
@@ -68,6 +70,7 @@ _MODULES = {
     "TrainConfig": "vlmsafe.config.settings",
     "VlmsafeError": "vlmsafe.errors",
     "audit": "vlmsafe.audit.auditor",
+    "clone": "vlmsafe.cloning.clone",
     "evaluate": "vlmsafe.evaluation.evaluate",
     "load_study": "vlmsafe.studies.api",
     "make_env": "vlmsafe.envs.registry",

@@ -14,6 +14,7 @@ from vlmsafe.errors import EXIT_AT_ONCE, VlmsafeError, unknown_name
 
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train:train_verb", "train an agent, or continue a run with --resume"),
+    "clone": ("clone:clone_verb", "make a run that imitates an environment's scripted driver"),
     "evaluate": ("evaluate:evaluate_verb", "evaluate a run's policy under a named protocol"),
     "audit": ("audit:audit_verb", "say what a comparison of runs can and cannot show"),
     "verify": ("verify:verify_verb", "compute parts of a run again, and compare them with what it recorded"),
@@ -72,7 +73,7 @@ def kernels_for(verb: str, words: Sequence[str]) -> kernels.Kernels | None:
     if verb == "embedded":
         return "native"  # training this scorer uses every core, and claims no exact repeats
     asked = kernels.wanted_by(words) if verb in _WITH_A_RUN else None
-    return asked or ("baseline" if verb == "train" else None)
+    return asked or ("baseline" if verb in ("train", "clone") else None)
 
 
 def _print_help() -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from vlmsafe.config.bounds import Finite, NonNegative, NonNegativeInt, Positive, PositiveInt, Share
 
-Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo"]
+Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo", "clone"]
 
 
 @dataclass(frozen=True)

@@ -156,8 +156,23 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
+CLONE = Method(
+    "clone",
+    "none",
+    "a policy that imitates the environment's scripted driver: vlmsafe clone makes it",
+    LearnerConfig(
+        algorithm="clone", hidden=(128, 128), initial_std=0.15, update_iters=60, batch_size=256, actor_lr=1e-3,
+        lr_schedule="cosine",
+    ),
+    _NO_MULTIPLIER,
+)  # fmt: skip
+"""The method that a clone's run records. It is no arm, because nothing is trained by it."""
+
+
 def method(name: str) -> Method:
     """The method of that name."""
+    if name == CLONE.name:
+        return CLONE
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]
@@ -209,6 +224,11 @@ def config_from_yaml(
 def check_method(config: TrainConfig) -> None:
     """Refuse a run whose parts are not those of its method, or do not fit together."""
     chosen = method(config.method)
+    if chosen is CLONE:
+        raise InputError(
+            f"the method '{CLONE.name}' is not trained: make one with vlmsafe clone {config.env}, and train it on with "
+            "--init-from and another --method"
+        )
     parts = (
         ("learner.algorithm", config.learner.algorithm, chosen.learner.algorithm),
         ("multiplier.kind", config.multiplier.kind, chosen.multiplier.kind),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -86,6 +87,11 @@ class GymEnv(Env):
         if not 0.0 <= hazard <= 1.0:
             raise EnvironmentFailure(f"environment '{self._name}': hazard() returned {hazard}; it must lie from 0 to 1")
         return hazard
+
+    def expert(self) -> Callable[[], NDArray[np.float64]] | None:
+        """The registered environment's own `expert()`, read through its wrappers; None if it has none."""
+        own = getattr(self._inner.unwrapped, "expert", None)
+        return own() if callable(own) else None
 
     def close(self) -> None:
         self._inner.close()

@@ -18,7 +18,7 @@ import polars as pl
 
 from vlmsafe.analysis.statistics import summary
 from vlmsafe.analysis.tables import require_columns
-from vlmsafe.config.methods import METHODS
+from vlmsafe.config import methods
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.envs.registry import ENVS
@@ -122,7 +122,7 @@ def side_by_side(runs: Sequence[ArmRun]) -> pl.DataFrame:
         for method in dict.fromkeys(member.run.config.method for member in members):
             own = [member for member in members if member.run.config.method == method]
             cells = [list(_cells(member.run)) for member in own]
-            base = {"env": env, "arm": arm, "method": method, "paper_arm": METHODS[method].paper}
+            base = {"env": env, "arm": arm, "method": method, "paper_arm": methods.method(method).paper}
             rows += [base | row for row in _arm_rows(own, cells)]
             for member, found in zip(own, cells, strict=True):
                 seed = member.run.config.seed

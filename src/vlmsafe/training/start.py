@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmsafe import kernels
-from vlmsafe.config.methods import check_method, config_from
+from vlmsafe.config.methods import CLONE, check_method, config_from
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.envs.vector.pool import WorkerError
 from vlmsafe.errors import Divergence, EnvironmentFailure, InputError, Interrupted, RunError, VlmsafeError
@@ -68,6 +68,11 @@ def resume(
     `service` is the address of a scoring service, and "" means the run's own process.
     """
     run = Run.open(path)
+    if run.config.method == CLONE.name:
+        raise RunError(
+            f"{run.path} is a clone of a scripted driver, which cannot be continued; train it on with: vlmsafe train "
+            f"--env {run.config.env} --init-from {run.path}"
+        )
     if elsewhere := other_world(run):
         raise RunError(
             f"{run.path} cannot be continued: {elsewhere}; start a new run, or continue this one with the code that "

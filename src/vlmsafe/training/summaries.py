@@ -136,7 +136,7 @@ def epoch_row(
     """The row of an epoch; `scored` says whether the run has a scorer and so a bonus."""
     finished = finished_among(episodes)
     env_return, bonus = window.mean("return"), window.mean("bonus") if scored else None
-    reward_loss, cost_loss, signal_loss = (*losses.critic_losses, None, None)[:3]
+    reward_loss, cost_loss, signal_loss = (*losses.critic_losses, None, None, None)[:3]
     progress = progress_figures(episodes, passive_below)
     return {
         "epoch": epoch,

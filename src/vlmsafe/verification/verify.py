@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmsafe import kernels
+from vlmsafe.config.methods import CLONE
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.io.child import call_in_child
 from vlmsafe.runs.checkpoint import Checkpoint
@@ -42,6 +43,11 @@ def verify(
     if epochs < 0:
         raise InputError(f"epochs is {epochs}; expected 0 or more")
     run = run if isinstance(run, Run) else Run.open(run)
+    if run.config.method == CLONE.name:
+        raise InputError(
+            f"{run.path} is a clone of a scripted driver and has no training to replay; make it again with vlmsafe "
+            "clone and the same settings: equal clones have equal epochs.jsonl"
+        )
     if not kernels.fit(run.config.kernels):
         return call_in_child(
             run.config.kernels, verify, run, epochs=epochs, service=service, callbacks={"on_steps": on_steps}
