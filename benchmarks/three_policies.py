@@ -111,8 +111,8 @@ def main(options: Options) -> int:
     beside = {} if options.beside is None else _saved(options.beside)
     metrics = list(dict.fromkeys(metric for spec in specs.values() for metric in spec.metrics))
     console = Console(width=140, highlight=False)
-    table = Table(title=f"{options.episodes} held-out episodes each: mean (least to most)")
-    for column in ("environment", "policy", "return", "cost", *metrics):
+    table = Table(title="Held-out episodes: mean (least to most)")
+    for column in ("environment", "policy", "episodes", "return", "cost", *metrics):
         table.add_column(column, justify="left" if column in ("environment", "policy") else "right", no_wrap=True)
     written: list[dict[str, str | float]] = []
     # One environment per process: MetaDrive allows no more.
@@ -152,7 +152,8 @@ def _saved(path: Path) -> dict[tuple[str, str], list[Row]]:
 
 
 def _cells(rows: list[Row], metrics: list[str]) -> list[str]:
-    return [_spread([row[key] for row in rows]) if key in rows[0] else "" for key in ("return", "cost", *metrics)]
+    figures = [_spread([row[key] for row in rows]) if key in rows[0] else "" for key in ("return", "cost", *metrics)]
+    return [str(len(rows)), *figures]
 
 
 def _spread(values: list[float]) -> str:
