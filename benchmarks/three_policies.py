@@ -110,7 +110,7 @@ def main(options: Options) -> int:
         spec.require()
     beside = {} if options.beside is None else _saved(options.beside)
     metrics = list(dict.fromkeys(metric for spec in specs.values() for metric in spec.metrics))
-    console = Console(width=140, highlight=False)
+    console = Console(width=150, highlight=False)
     table = Table(title="Held-out episodes: mean (least to most)")
     for column in ("environment", "policy", "episodes", "return", "cost", *metrics):
         table.add_column(column, justify="left" if column in ("environment", "policy") else "right", no_wrap=True)
