@@ -106,7 +106,7 @@ class RepeatedAction(Env):
         self._env, self._times = env, times
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.metadata, self.render_mode = env.metadata, env.render_mode
-        self.steering = env.steering
+        self.steering, self.clips = env.steering, env.clips
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -133,7 +133,7 @@ ENVS: dict[str, EnvSpec] = {
         ),
         _formula_one(0, "nothing costs"),
         _formula_one(1, "200 barriers spread over the area; barriers and walls cost"),
-        _formula_one(2, "200 barriers, most of them around the goals; barriers and walls cost"),
+        _formula_one(2, "200 barriers, more of them around the goals; barriers and walls cost"),
         EnvSpec(
             name="braking",
             summary="a small problem whose cost comes late: speed bumps, and a car that is slow to stop; no simulator",

@@ -48,7 +48,7 @@ _FLYING = np.array([0.36, 0.11, 0.17, 0.20, 0.08, 0.02, 0.03, 0.0, 0.0])
 _QUANTILES = np.array([0.10, 0.25, 0.50, 0.75, 0.90])
 _MOVED = np.array(
     [
-        (-0.10, 0.00, 0.17, 0.25, 1.00),
+        (-0.10, -0.01, 0.10, 0.31, 1.45),
         (-0.57, -0.04, 0.07, 1.47, 2.28),
         (-0.70, 0.00, 0.83, 1.82, 2.47),
         (0.04, 0.53, 1.19, 1.85, 2.36),
@@ -61,7 +61,8 @@ _MOVED = np.array(
 )
 _CLEARANCE = 0.005  # metres between a moved barrier and what it stands beside
 _MOVES = 10  # that are tried before a barrier is left out
-_AWAY = np.column_stack([np.arange(BARRIERS), np.full(BARRIERS, 100.0)])  # where barriers are that are left out
+AWAY: Array = np.column_stack([np.arange(BARRIERS), np.full(BARRIERS, 100.0)])
+"""Where barriers stand that are left out."""
 
 
 class CircuitLayout(NamedTuple):
@@ -138,7 +139,7 @@ def settle(barriers: Array, car: Array, rng: np.random.Generator) -> Array:
     for number in np.flatnonzero(depths < BARRIER_RADIUS):
         row = int(_DEPTHS.searchsorted(depths[number], side="right"))
         others = np.delete(settled, number, axis=0)
-        settled[number] = _AWAY[number]
+        settled[number] = AWAY[number]
         if rng.random() < _FLYING[row]:
             continue
         for _ in range(_MOVES):

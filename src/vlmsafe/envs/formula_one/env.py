@@ -20,7 +20,7 @@ from vlmsafe.envs.formula_one.driver import MOST_STEERING, CircuitDriver, Situat
 from vlmsafe.envs.formula_one.model import WHEEL_RADIUS, build
 from vlmsafe.envs.formula_one.painter import CAMERAS, Indicators, Painter
 from vlmsafe.envs.hazard import gaps_to_box, hazard_of, wrapped
-from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.errors import EnvironmentFailure, InputError, unknown_name
 
 SUBSTEPS = 10
 GOAL_BONUS = 10.0
@@ -29,6 +29,11 @@ _MIDDLE = np.array([0.018, 0.0])  # of the car, from its origin
 _LENGTH = 2 * CAR[0]
 LEVELS = (0, 1, 2)
 _SENSORS = int(mujoco.mjtDisableBit.mjDSBL_SENSOR)
+_BROKEN = tuple(
+    int(kind)
+    for kind in (mujoco.mjtWarning.mjWARN_BADQPOS, mujoco.mjtWarning.mjWARN_BADQVEL, mujoco.mjtWarning.mjWARN_BADQACC)
+)
+_INFIELD = 1.5  # a lane beyond which the car is off the road: through an opening of the inner wall
 _SIGHT = 10  # car lengths; what is farther ahead is ignored
 _REACH, _SECONDS = 0.05, 1.0  # of the hazard
 
@@ -105,14 +110,18 @@ class FormulaOne(Env):
         self._hit_wall = self._hit_barrier = False
         # Sensors are read at the end of the step only, and take a sixth of the time of a substep.
         self._model.opt.disableflags |= _SENSORS
-        if self._strict:
-            for substep in range(SUBSTEPS):  # each may touch something and leave it again
-                mujoco.mj_step(self._model, self._data)
-                if substep:  # contacts are those of the state before the substep, the first of which is the last step's
-                    self._feel()
-        else:
-            mujoco.mj_step(self._model, self._data, SUBSTEPS)
-        self._model.opt.disableflags &= ~_SENSORS
+        try:
+            if self._strict:
+                for substep in range(SUBSTEPS):  # each may touch something and leave it again
+                    mujoco.mj_step(self._model, self._data)
+                    if substep:  # contacts are those before the substep; before the first, they are the last step's
+                        self._feel()
+            else:
+                mujoco.mj_step(self._model, self._data, SUBSTEPS)
+        finally:
+            self._model.opt.disableflags &= ~_SENSORS
+        if any(self._data.warning[kind].number for kind in _BROKEN):
+            raise EnvironmentFailure("MuJoCo found the state of FormulaOne unstable; start a new episode with reset()")
         mujoco.mj_forward(self._model, self._data)  # sensors and contacts of the state that was reached
         self._feel()
         before = self._position
@@ -195,6 +204,7 @@ class FormulaOne(Env):
 
     def overview(self, size: int = 768) -> Frame:
         """The whole circuit from above, for people."""
+        self._need_episode()
         return self._painter.overview(self._data, self._goal, self._barrier_bodies, size)
 
     def progress(self) -> Mapping[str, float]:
@@ -203,6 +213,7 @@ class FormulaOne(Env):
         Net progress is the paper's measure: the first distance to a goal minus the shortest, summed over the current
         goal and those before it.
         """
+        self._need_episode()
         gained = self._gained + self._first_distance - self._closest
         x, y = self._position
         return {
@@ -221,6 +232,7 @@ class FormulaOne(Env):
 
     def hazard(self) -> float:
         """How near walls and barriers are and how fast they approach; 0 on level 0, where nothing costs."""
+        self._need_episode()
         if not self._level:
             return 0.0
         if self._hit_wall or self._hit_barrier:
@@ -229,18 +241,20 @@ class FormulaOne(Env):
 
     def facts(self) -> Mapping[str, float]:
         """Place on the track, heading, speed, gaps, what is being touched, and how near walls and barriers are."""
+        self._need_episode()
         along = circuit().directions[circuit().nearest(self._position)]
         turn = self._heading - math.atan2(along[1], along[0])
         around = self._surroundings()
         wall, barrier = _hazards(around)
+        lane = circuit().lane(self._position)
         hit = self._hit_wall or self._hit_barrier
         return {
             "hit": float(hit),
-            "off_road": float(self._hit_wall),
+            "off_road": float(self._hit_wall or lane > _INFIELD),
             "vehicle_hazard": 1.0 if hit else max(wall, barrier),
             "edge_hazard": 1.0 if self._hit_wall else wall,
             "edge_gap": around.gaps[0],
-            "lane_offset": circuit().lane(self._position),
+            "lane_offset": lane,
             "heading_error": abs(wrapped(turn)),
             "object_gap": min(around.gaps) / _LENGTH,
             "ahead_clear": around.ahead / _LENGTH,

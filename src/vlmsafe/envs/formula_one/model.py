@@ -12,7 +12,7 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from vlmsafe.envs.formula_one.barriers import BARRIER_RADIUS
+from vlmsafe.envs.formula_one.barriers import AWAY, BARRIER_RADIUS
 from vlmsafe.envs.formula_one.circuit import Array, circuit
 
 WHEEL_RADIUS = 0.05  # metres, as in racecar.xml
@@ -47,6 +47,9 @@ def build(barriers: int, top_speed: float = 1.0) -> Any:
             type=mujoco.mjtGeom.mjGEOM_MESH,
             meshname=f"wall_{number}",
             rgba=_GREY[number % 2],  # the joints between pieces are seen, and with them how fast they pass
+            solref=(0.02, 1.3),  # for the reason that racecar.xml gives
+            solimp=(0.7, 0.95, 0.002, 0.5, 2.0),
+            priority=1,
             **_SOLID,
         )
     if barriers:
@@ -72,7 +75,8 @@ def _barrel() -> Array:
 
 
 def _add_barrier(spec: Any, number: int) -> None:
-    body = spec.worldbody.add_body(name=f"barrier_{number}")
+    # A place of its own, in case that MuJoCo has to start a broken simulation anew.
+    body = spec.worldbody.add_body(name=f"barrier_{number}", pos=(*AWAY[number], 0.0))
     body.mass, body.ipos, body.inertia = _BARRIER_MASS, (0.0, 0.0, _BARRIER_CENTRE), _BARRIER_INERTIA
     body.explicitinertial = True
     body.add_freejoint()
