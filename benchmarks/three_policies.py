@@ -145,7 +145,10 @@ def _saved(path: Path) -> dict[tuple[str, str], list[Row]]:
         raise InputError(f"--beside is {path}, which is no file; name a CSV file that --save wrote")
     rows: dict[tuple[str, str], list[Row]] = {}
     with path.open(newline="") as file:
-        for row in csv.DictReader(file):
+        reader = csv.DictReader(file)
+        if not {"environment", "policy", "scenario", "steps"} <= set(reader.fieldnames or ()):
+            raise InputError(f"--beside is {path}, which has other columns; name a CSV file that --save wrote")
+        for row in reader:
             key = (row.pop("environment"), row.pop("policy"))
             rows.setdefault(key, []).append({name: float(value) for name, value in row.items()})
     return rows

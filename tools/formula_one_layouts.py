@@ -3,8 +3,8 @@
     python tools/formula_one_layouts.py [SEED]
 
 Grey is the outline of the original's walls, red lines are the faces of the walls that MuJoCo collides with here. Rings
-are the original's barriers for the seed as they are drawn, discs those that stand here when the episode starts: they
-differ where a barrier was drawn into a wall. Green are the goals, blue is the car.
+are the original's barriers for the seed, 0 to 9, after its reset; discs are those that stand here when the episode
+starts: they differ where a barrier was drawn into a wall. Green are the goals, blue is the car.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from vlmsafe.envs.formula_one.circuit import GOAL_RADIUS, GOALS, circuit
 from vlmsafe.envs.formula_one.model import build
 
 FILE = Path(__file__).parent.parent / "docs" / "images" / "formula-one-layouts.png"
+ORIGINAL = np.load(FILE.parents[2] / "benchmarks" / "original" / "formula_one.npz")
 SCALE, LEFT, TOP = 30, -14.5, 16.0  # pixels per metre while drawing, and the upper left corner in metres
 WIDTH, HEIGHT = round(52.0 * SCALE), round(54.0 * SCALE)
 SHRINK = 2  # drawn larger and reduced, so that lines are smooth
@@ -65,7 +66,7 @@ def panel(level: int, seed: int) -> Image.Image:
     settled = settle(layout.barriers, GOALS[layout.start], np.random.default_rng(seed))
     for place in settled:
         disc(draw, place, BARRIER_RADIUS, fill=(240, 140, 20))
-    for place in layout.barriers:
+    for place in ORIGINAL[f"level{level}_barriers"][seed]:
         disc(draw, place, BARRIER_RADIUS, outline=(60, 60, 60), width=2)
     for goal in GOALS:
         disc(draw, goal, GOAL_RADIUS, fill=(30, 160, 60))
@@ -77,7 +78,10 @@ def panel(level: int, seed: int) -> Image.Image:
 
 
 if __name__ == "__main__":
-    chosen = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+    chosen = int(sys.argv[1]) if sys.argv[1:] and sys.argv[1].isdecimal() else 0
+    if sys.argv[1:] not in ([], [str(chosen)]) or chosen > 9:
+        given = " ".join(sys.argv[1:])
+        sys.exit(f"error: the seed is {given}; expected one of 0 to 9, for which the original was measured")
     sheet = Image.new("RGB", (2 * (WIDTH // SHRINK), HEIGHT // SHRINK))
     for column, level in enumerate((1, 2)):
         sheet.paste(panel(level, chosen), (column * (WIDTH // SHRINK), 0))

@@ -68,11 +68,14 @@ def train_verb(argv: list[str]) -> None:
 
     if command.resume is not None:
         from vlmsafe.runs.run import Run
+        from vlmsafe.runs.versions import other_world
 
         longer = command.settings.total_steps if "--total-steps" in given else None
         run = Run.open(command.resume)
         if run.status() == "finished" and longer in (None, run.config.total_steps):
             out.print(f"{command.resume} is finished; nothing to do")
+            if elsewhere := other_world(run):
+                out.print(f"note: {elsewhere}")
             return
         signal = command.settings.signal
         run = resume(
