@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmsafe.envs import opengl
-from vlmsafe.envs.formula_one.barriers import AWAY, draw_layout, settle
+from vlmsafe.envs.formula_one.barriers import AWAY, BARRIER_RADIUS, draw_layout, settle
 from vlmsafe.envs.formula_one.circuit import GOALS, circuit, exits
 from vlmsafe.envs.formula_one.env import SUBSTEPS, FormulaOne
 from vlmsafe.envs.formula_one.model import BARRIER_HEIGHT, build
@@ -377,7 +377,7 @@ def watch(episodes: int) -> Iterator[Compared]:
         "kinetic energy of everything, J": 25.0,
         "kinetic energy of a barrier, J": 2e-4,
         "penetration of car and wall, m": 0.02,
-        "penetration of car and barrier, m": 0.1,
+        "penetration of car and barrier, m": BARRIER_RADIUS,  # of one that the car presses against a wall
     }
     for episode in range(episodes):
         env.reset(seed=episode)
