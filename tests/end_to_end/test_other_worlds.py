@@ -38,6 +38,13 @@ def test_a_run_of_another_world_cannot_be_continued_and_is_left_as_it_was(elsewh
     assert {path: path.read_bytes() for path in elsewhere.path.rglob("*") if path.is_file()} == files
 
 
+def test_a_finished_run_of_another_world_says_so_where_there_is_nothing_to_continue(elsewhere, capsys):
+    main(["train", "--resume", str(elsewhere.path)])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "is finished; nothing to do" in said
+    assert f"note: {ELSEWHERE}" in said
+
+
 def test_a_policy_of_another_world_is_driven_with_a_note_and_the_tables_say_in_which_world(elsewhere):
     notes = []
     table = evaluate(elsewhere.path, episodes=2, processes=1, on_note=notes.append)

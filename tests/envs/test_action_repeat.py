@@ -52,3 +52,11 @@ def test_a_whole_evaluation_sees_the_same_environment(tmp_path):
     longest = max(row["length"] for row in run.rows("episodes"))
     assert longest == run.config.spec.longest == env_spec("speeding").horizon // 4
     assert evaluate(run, episodes=2, processes=1)["length"].max() <= longest
+
+
+@pytest.mark.parametrize(("name", "clips"), [("bullet-car-reach", False), ("bullet-car-reach:four-steps", True)])
+def test_what_clips_actions_does_so_when_they_are_repeated(name, clips):
+    pytest.importorskip("pybullet")
+    env = dataclasses.replace(env_spec(name), repeat=4).make()
+    assert env.clips is clips
+    env.close()

@@ -11,7 +11,7 @@ from vlmsafe.envs.formula_one.barriers import BARRIER_RADIUS, draw_layout, settl
 from vlmsafe.envs.formula_one.circuit import GOALS, circuit
 from vlmsafe.envs.formula_one.env import FormulaOne
 from vlmsafe.envs.registry import env_spec
-from vlmsafe.errors import InputError
+from vlmsafe.errors import EnvironmentFailure, InputError
 from vlmsafe.learners.policy import ActionMap
 
 STRAIGHT = 190  # the point of the middle of the road after which it goes straight on for twelve metres
@@ -243,11 +243,45 @@ def test_an_environment_without_an_episode_and_a_broken_action_are_refused():
     env = env_spec("formula-one-l0").make()
     with pytest.raises(InputError, match=r"expected reset\(\) before anything else"):
         env.step(np.zeros(2, np.float32))
-    with pytest.raises(InputError, match=r"expected reset\(\) before anything else"):
-        env.frame()
+    for ask in (env.frame, env.overview, env.progress, env.hazard, env.facts):
+        with pytest.raises(InputError, match=r"expected reset\(\) before anything else"):
+            ask()
     env.reset(seed=0)
     with pytest.raises(InputError, match="expected two finite numbers"):
         env.step(np.array([np.nan, 0.0], np.float32))
+
+
+def test_a_simulation_that_breaks_is_reported_and_the_next_episode_is_whole():
+    env = make("formula-one-l2")
+    whole = env.reset(seed=0)[0]
+    env._data.qvel[:2] = 1e12
+    with pytest.raises(EnvironmentFailure, match=r"unstable; start a new episode with reset\(\)"):
+        drive(env, 1)
+    assert (env.reset(seed=0)[0] == whole).all()
+
+
+def test_sensors_work_again_after_a_step_that_was_interrupted(monkeypatch):
+    env = make("formula-one-l0")
+    whole = env.reset(seed=0)[0]
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mujoco, "mj_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            drive(env, 1)
+    assert (env.reset(seed=0)[0] == whole).all()
+    assert whole[:12].any()
+
+
+def test_the_infield_is_off_the_road():
+    env = make("formula-one-l0")
+    put(env, np.array([-3.0, -26.0]), 0.0)
+    assert env.facts()["off_road"] == 1.0
+    for index in range(0, len(circuit().points), 20):
+        put(env, circuit().points[index], 0.0)
+        assert env.facts()["off_road"] == 0.0
 
 
 def test_hazard_rises_towards_a_barrier_and_is_one_where_it_costs():

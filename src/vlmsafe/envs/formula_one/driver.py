@@ -22,10 +22,8 @@ MOST_STEERING = 0.785  # radians, as in racecar.xml
 _WHEELBASE = 0.5  # metres; 0.325 m on the drawing, but tyres slip and the steering gives way
 _WHEELBASE_BACKWARDS = 0.3
 _IN_THE_WAY = 0.12  # metres; a barrier nearer to the goal than this must be pushed away
-_CIRCLES, _CIRCLE = (
-    np.array([-0.13, 0.02, 0.17]),
-    0.16,
-)  # the car as three circles: their centres, their radius
+_CIRCLES = np.array([-0.13, 0.02, 0.17])  # the car as three circles: their centres
+_CIRCLE = 0.16  # and their radius
 _MARGIN = 0.05
 _LANES = np.linspace(-2.4, 2.4, 31)  # metres from the middle of the road
 _SLOW, _FAST = (2.0, 0.7), (4.0, 3.0)  # m/s^2: what bends may ask for, and braking, of the two cars
