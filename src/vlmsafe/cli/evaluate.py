@@ -89,7 +89,8 @@ def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, fl
     if epoch == 0:
         state = ", UNTRAINED"
     title = f"{config.method} on {config.env}, seed {config.seed}, {protocol_name}{state}"
-    table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1), title_justify="left")
+    # As wide as its title, which would be broken otherwise where the table has few columns.
+    table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1), title_justify="left", min_width=len(title))
     metrics = config.spec.metrics
     names = [name.replace("_", "\n") for name in metrics]  # two short lines, so that the table fits a terminal
     success = ("arrived", "arrived,\nC = 0") if figures["arrival_rate"] is not None else ()
