@@ -14,7 +14,7 @@ from vlmsafe.report.elements import Axis, Band, Bar, Box, Chart, Dots, Line, Mis
 from vlmsafe.report.kinds import FIGURES
 from vlmsafe.report.render.files import chart_csv
 from vlmsafe.report.render.pictures import chart_svg, png
-from vlmsafe.report.render.scales import limits
+from vlmsafe.report.render.scales import Frame, limits
 from vlmsafe.report.request import Entry, StudyInfo
 
 ENV = "metadrive-easy"
@@ -64,6 +64,19 @@ def test_environment_return_and_shaped_return_never_share_an_axis(charts):
 def test_the_signal_term_is_drawn_apart_from_the_cost_term(charts):
     titles = [panel.title for panel in charts["multiplier"].panels]
     assert titles == ["Multiplier λ", "Cost term J_C - d", "Signal term η₂ (mean c_vlm - τ)"]
+
+
+def test_a_route_is_drawn_to_scale_with_its_costs_and_its_end(charts, study):
+    panel = charts["routes"].panels[1]
+    assert [one.title for one in charts["routes"].panels] == [f"Scenario {10_000 + place}" for place in range(3)]
+    way, costly, end = panel.marks
+    assert way.group == SIGNAL
+    assert (way.x[0], way.x[-1], set(way.y)) == (0.0, 118.0, {10.0})
+    trace = next(iter(study.trace_tables(ENV)[SIGNAL].values())).filter(episode=1)
+    assert list(costly.x) == trace.filter(trace["cost"] > 0)["x"].to_list()
+    assert (end.x, end.y) == ([118.0], [10.0])
+    frame = Frame.around(panel)
+    assert frame.x(1.0) - frame.x(0.0) == pytest.approx(frame.y(0.0) - frame.y(1.0))
 
 
 def test_an_arm_is_its_mean_a_band_and_faint_runs(study):

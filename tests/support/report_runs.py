@@ -83,6 +83,8 @@ def write_trace(run, episodes=6, length=60, name="held-out"):
             "episode": np.repeat(np.arange(episodes), length), "step": np.tile(np.arange(1, length + 1), episodes),
             "cost": contact.astype(float), "scored": np.ones(steps, bool), "positive": positive, "negative": negative,
             "margin": positive - negative, "kappa": np.full(steps, 0.9),
+            "scenario": 10_000 + np.repeat(np.arange(episodes), length),
+            "x": np.tile(np.arange(length) * 2.0, episodes), "y": np.repeat(np.arange(episodes) * 10.0, length),
         }
     )  # fmt: skip
     (run.path / "traces").mkdir()

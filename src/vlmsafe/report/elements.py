@@ -200,6 +200,8 @@ class Panel:
     x: Axis
     y: Axis
     marks: Sequence[Mark]
+    equal: bool = False
+    """Whether a unit is as long along x as along y, as on a map."""
 
 
 @dataclass(frozen=True)

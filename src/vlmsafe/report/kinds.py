@@ -96,6 +96,10 @@ TABLES: Mapping[str, Kind] = {
 }  # fmt: skip
 
 FIGURES: Mapping[str, Kind] = {
+    "routes": Kind(
+        "the ways driven in the first traced episodes, seen from above, and where they cost",
+        "routes.routes", usual=True,
+    ),
     "dots": Kind("one dot per seed, with each arm's mean and interval", "outcomes.dots", usual=True),
     "curves": Kind(
         "cost with its budget, environment return and shaped return over training, on axes of their own",

@@ -13,6 +13,7 @@ WIDTH = 380.0
 LETTER = 6.8
 """Width of a letter in pixels, for text of 11 pixels. Wide fonts need this much; most need less."""
 _HEIGHT = 176.0
+_MAP_HEIGHT = 260.0
 _ROW = 30.0
 _BAR = 11.0
 _MOST_NAME = 140.0
@@ -55,12 +56,34 @@ class Frame:
         if names:
             left = min(_MOST_NAME, max(len(name) for name in names) * LETTER) + 12.0
             height = max(70.0, max(_ROW, _BAR * bars_per_row(panel)) * len(names))
+        elif panel.equal:
+            left, height = 5 * LETTER + 12.0, _MAP_HEIGHT  # the range along y depends on the width that is left
         else:
             left = max(len(label) for _, label in ticks(panel.y, y_range, 5)) * LETTER + 12.0
             height = _HEIGHT
         named = any(isinstance(mark, Rule) and mark.label and mark.along == "y" for mark in panel.marks)
         top = 22.0 if panel.y.label or named else 8.0
-        return cls(left, top, WIDTH - left - 12.0, height, x_range, y_range, bool(names), bool(panel.x.categories))
+        width = WIDTH - left - 12.0
+        if panel.equal:
+            x_range, y_range = same_scale(x_range, y_range, width / height)
+        return cls(left, top, width, height, x_range, y_range, bool(names), bool(panel.x.categories))
+
+
+def same_scale(
+    x: tuple[float, float], y: tuple[float, float], ratio: float
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Both ranges, one of them widened on both sides, for a frame `ratio` times as wide as it is high.
+
+    >>> same_scale((0, 10), (0, 10), 2.0)
+    ((-5.0, 15.0), (0.0, 10.0))
+    """
+    unit = max((x[1] - x[0]) / ratio, y[1] - y[0])
+
+    def widened(ends: tuple[float, float], length: float) -> tuple[float, float]:
+        middle = (ends[0] + ends[1]) / 2
+        return middle - length / 2, middle + length / 2
+
+    return widened(x, unit * ratio), widened(y, unit)
 
 
 def bars_per_row(panel: Panel) -> int:
