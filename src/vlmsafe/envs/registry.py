@@ -54,6 +54,7 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
                 budget=1.0,  # as in published recipes for SafeMetaDrive; 25 steps in contact would be several crashes
                 settings={"accident_prob": 0.8, "out_of_road_done": True},
             ),
+            "mended": Variant("exit ramps leave the road; MetaDrive lays many across it", settings={"mended": True}),
             "stock": Variant("MetaDrive's own, slower code; the same trajectories", settings={"fast": False}),
         },
     )

@@ -10,6 +10,7 @@ lanes.py      where it is in a lane
 reuse.py      what makes a reset cheap
 maps.py       maps without bodies of their own
 roads.py      the bodies of a map
+ramps.py      ramps that do not cross the road
 internals.py  whether the installed MetaDrive is the one that fast.py knows
 scene.py      what is near the car, its hazard, and facts for captions
 painter.py    frames
