@@ -83,7 +83,7 @@ class MetaDrive(Env):
             and settings.get("traffic_mode", "trigger") == "trigger"
             and difference() is None
         )
-        fixed = {
+        fixed: dict[str, Any] = {
             "start_seed": scenarios.start,
             "num_scenarios": scenarios.size,
             "horizon": spec.horizon,
