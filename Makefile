@@ -4,13 +4,14 @@
 # make soak    what takes long by nature: chaos on a cluster, every shipped study, every learner on every seed
 # make docs    the documentation site, in site/, and the tutorial as a notebook
 # make embedded   make the embedded scorer anew, from training agents to its card; takes hours without a GPU
+# make drivers    train the shipped drivers, choose and evaluate them, write their cards; takes a day on two cores
 # Each sets up what it needs first (make install).
 
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
 
-.PHONY: install demo docs embedded check test soak lint types suite fast clean
+.PHONY: install demo docs embedded drivers check test soak lint types suite fast clean
 
 PYTEST := $(BIN)/python -m pytest --dist worksteal
 # What `make check` runs: tests that mostly compute. Those in these folders that do not are marked slow.
@@ -44,6 +45,10 @@ embedded: install
 	$(BIN)/vlmsafe embedded build --dir .embedded
 	install -m 644 $(addprefix .embedded/,weights.safetensors card.md data.json figures.json) \
 		src/vlmsafe/signals/scorers/embedded/
+
+# What .drivers/ holds already is left, so an interrupted training goes on where it stopped.
+drivers: install
+	$(BIN)/python tools/make_drivers.py
 
 # The type checker runs beside the tests, which leave it time while they wait.
 check: install lint

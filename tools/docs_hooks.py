@@ -25,6 +25,7 @@ from markdown.preprocessors import Preprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
 SCORERS = ROOT / "src" / "vlmsafe" / "signals" / "scorers"
+DRIVERS = ROOT / "src" / "vlmsafe" / "drivers"
 MARKER = re.compile(r"<!-- generated: ([a-z-]+) -->")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 SUBCOMMANDS = {
@@ -72,10 +73,14 @@ def on_files(files: Any, config: Any) -> Any:
         "reference/findings.md": findings_page,
         "reference/settings.md": settings_page,
         "reference/embedded-scorer.md": embedded_page,
+        "reference/drivers.md": drivers_page,
         "changelog.md": (ROOT / "CHANGELOG.md").read_text,
     }
     for name, make in pages.items():
         files.append(File.generated(config, name, content=make()))
+    for name in sorted(path.parent.name for path in DRIVERS.glob("*/card.yaml")):
+        picture = DRIVERS / name / "episodes.png"
+        files.append(File.generated(config, f"images/driver-{name}.png", abs_src_path=str(picture)))
     return files
 
 
@@ -125,6 +130,42 @@ def embedded_page() -> str:
         "These worlds have changed since the scorer was trained and measured. The figures are of the world of before."
     )
     return "\n".join([title, "", "!!! warning", f"    {said}", "", *changed, rest])
+
+
+def drivers_page() -> str:
+    """Every shipped driver: how well it drives, and its card."""
+    from vlmsafe.cli.drivers import success
+    from vlmsafe.runs.drivers import drivers
+
+    rows, cards = [], []
+    for name, driver in drivers().items():
+        card = driver.card
+        figures, steps, hours = card["held_out"]["figures"], card["steps"], card["hours"]
+        cost = "{mean:.2f} [{low:.2f}, {high:.2f}]".format(**figures["cost"])
+        took = "-" if hours is None else f"{hours:g}"
+        rows.append(
+            f"| [`{name}`](#{name}) | `{card['env']['name']}` | `{card['method']}` | {steps:,} | {took} | "
+            f"{success(figures)} | {cost} |"
+        )
+        text = (driver.path / "card.yaml").read_text(encoding="utf-8")
+        alt = f"Frames of three held-out episodes of {name}, one episode a row"
+        cards.append(f"## {name}\n\n{card['summary']}\n\n![{alt}](../images/driver-{name}.png)\n\n```yaml\n{text}```")
+    return "\n\n".join(
+        [
+            "# The shipped drivers",
+            "[Use a trained driver](../guides/drivers.md) says what they are for. This page is generated from their "
+            "cards, which `tools/make_drivers.py` writes. Success and cost are means of deterministic episodes on "
+            "held-out scenarios; brackets are 95 % intervals.",
+            "\n".join(
+                [
+                    "| driver | world | method | steps | hours | success | cost |",
+                    "|---|---|---|--:|--:|--:|--:|",
+                    *rows,
+                ]
+            ),
+            *cards,
+        ]
+    )
 
 
 def cli_page() -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vlmsafe.errors import VlmsafeError
     from vlmsafe.evaluation.evaluate import evaluate
     from vlmsafe.evaluation.trace.record import trace
+    from vlmsafe.runs.drivers import drivers
     from vlmsafe.runs.run import Run
     from vlmsafe.signals.scorers.api import Scorer
     from vlmsafe.studies.api import load_study, report, run_study
@@ -45,6 +46,7 @@ __all__ = [
     "__version__",
     "audit",
     "clone",
+    "drivers",
     "evaluate",
     "load_study",
     "make_env",
@@ -71,6 +73,7 @@ _MODULES = {
     "VlmsafeError": "vlmsafe.errors",
     "audit": "vlmsafe.audit.auditor",
     "clone": "vlmsafe.cloning.clone",
+    "drivers": "vlmsafe.runs.drivers",
     "evaluate": "vlmsafe.evaluation.evaluate",
     "load_study": "vlmsafe.studies.api",
     "make_env": "vlmsafe.envs.registry",
@@ -97,10 +100,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """Keeps `vlmsafe.audit` and `vlmsafe.report` functions, although packages of the same names exist.
+    """Keeps `vlmsafe.audit`, `vlmsafe.drivers` and `vlmsafe.report` functions, although folders have these names.
 
     After it has loaded a subpackage, the import system binds it on its parent. That would hide the function. Import
-    modules of these two packages with `from vlmsafe.audit import findings`: `import vlmsafe.audit.findings as f` fails.
+    modules of these packages with `from vlmsafe.audit import findings`: `import vlmsafe.audit.findings as f` fails.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

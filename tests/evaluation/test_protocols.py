@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from vlmsafe import evaluate, train
-from vlmsafe.envs.registry import ENVS
+from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.evaluation.protocols import PROTOCOLS, Protocol, protocol, protocols_of
@@ -44,13 +44,24 @@ def test_protocols_of_the_paper(name, env):
 
 def test_each_environment_has_its_own_and_held_out():
     for env in (METADRIVE, BULLET, FORMULA_ONE):
-        assert protocols_of(env) == ["held-out", *(name for name in PROTOCOLS if (name, env) in PAPER)]
+        assert protocols_of(env) == ["held-out", "selection", *(name for name in PROTOCOLS if (name, env) in PAPER)]
     assert protocols_of("formula-one-l2:fast+sighted") == protocols_of("formula-one-l2")
-    assert protocols_of("gym:Own-v0") == ["held-out"]
+    assert protocols_of("gym:Own-v0") == ["held-out", "selection"]
+
+
+@pytest.mark.parametrize("env", [*ENVS, "gym:Own-v0"])
+def test_selection_uses_held_out_scenarios_that_no_other_protocol_reports(env):
+    spec = env_spec(env)
+    own = {protocol("selection").scenario(episode, spec) for episode in range(50)}
+    assert len(own) == 50
+    assert all(scenario in spec.held_out for scenario in own)
+    for name in (name for name in protocols_of(env) if name != "selection"):
+        other = protocol(name)
+        assert not own & {other.scenario(episode, spec) for episode in range(max(1000, other.episodes))}
 
 
 def test_a_protocol_of_another_environment_names_those_that_are_defined():
-    with pytest.raises(InputError, match=r"'paper' is not defined for 'bullet-car-reach'; use held-out or paper-20 or"):
+    with pytest.raises(InputError, match=r"'paper' is not defined for 'bullet-car-reach'; use held-out or sel"):
         protocol("paper").scenarios(ENVS[BULLET])
     with pytest.raises(InputError, match="unknown protocol 'list'") as caught:
         protocol("list")

@@ -9,9 +9,11 @@ from in_process import call
 
 from vlmsafe import resume, train, verify
 from vlmsafe.config.methods import config_from_yaml
+from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import read_yaml
 from vlmsafe.errors import InputError
-from vlmsafe.runs.checkpoint import load_checkpoint, path_of
+from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of
+from vlmsafe.runs.warm_start import describe_start, read_start
 
 SMALL = {"env": "speeding", "total_steps": 800, "steps_per_epoch": 200, "quiet": True,
          "checkpoint": {"keep": 9}, "learner": {"update_iters": 2, "hidden": (8, 8)}}  # fmt: skip
@@ -108,6 +110,19 @@ def test_the_settings_of_a_run_start_an_equal_run(source, tmp_path):
     again = train(config_from_yaml(run.path / "config.yaml").__class__(
         **{**vars(config_from_yaml(run.path / "config.yaml")), "run_dir": tmp_path / "again"}), quiet=True)  # fmt: skip
     assert (run.path / "epochs.jsonl").read_bytes() == (again.path / "epochs.jsonl").read_bytes()
+
+
+def test_another_level_or_variant_is_a_start_and_is_recorded_and_another_world_is_refused(source, tmp_path):
+    found = state(source, 4)
+    settings = {**found.values["config"], "env": "metadrive-easy:ends"}
+    file = tmp_path / "checkpoint.safetensors"
+    file.write_bytes(Checkpoint(4, found.arrays, {**found.values, "config": settings}).to_bytes())
+    start = read_start(TrainConfig(env="metadrive-medium", init_from=str(file)))
+    assert start.values["origin"]["env"] == "metadrive-easy:ends"
+    assert "trained on metadrive-easy:ends, and this run is on metadrive-medium" in describe_start(start)
+    assert "world" not in read_start(TrainConfig(env="metadrive-easy:ends", init_from=str(file))).values["origin"]
+    with pytest.raises(InputError, match="'metadrive-easy:ends', which is another world than 'bullet-car-reach'"):
+        read_start(TrainConfig(env="bullet-car-reach", init_from=str(file)))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from vlmsafe import resume, train
+from vlmsafe import resume, train, verify
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.runs.checkpoint import load_checkpoint, path_of
 from vlmsafe.signals.scorers.api import ScorerFailure
@@ -122,6 +122,28 @@ def test_calibration_is_recorded_and_kept_on_resume(tmp_path):
     assert (run.path / "epochs.jsonl").read_bytes() == before
     assert [event["event"] for event in run.events()].count("calibrated") == 1
     assert final(run).values["calibration"]["gate_centre"] == event["gate_centre"]
+
+
+def test_calibration_may_use_the_policy_that_the_run_begins_with(tmp_path):
+    """The oracle scores the speed: a policy that always goes fast sees more danger than random actions do."""
+    settings = {**SMALL, "method": "vlm-ppo-lag-conf-calibrated"}
+    fast = {"update_iters": 1, "initial_mean": 1.0, "initial_std": 0.05}
+    source = train(**{**SMALL, "method": "ppo", "learner": fast}, run_dir=str(tmp_path / "source"))
+    levels = {}
+    for name, start in (("random", {}), ("initial", {}), ("taken", {"init_from": str(source.path)})):
+        policy = "random" if name == "random" else "initial"
+        signal = {"scorer": "oracle", "calibration": {"frames": 40, "policy": policy}, "cost_weight": 0.5}
+        run = train(**settings, **start, run_dir=str(tmp_path / name), signal=signal)
+        levels[name] = next(one for one in run.events() if one["event"] == "calibrated")["negative_median"]
+        assert run.config.signal.calibration.policy == policy
+    assert levels["taken"] > 2 * levels["random"]
+    assert levels["initial"] != levels["random"]
+    before = (run.path / "epochs.jsonl").read_bytes()
+    for epoch in (0, 1, 2):
+        path_of(run.checkpoints, epoch).unlink()
+    resume(run.path, quiet=True)  # calibrates again, equally
+    assert (run.path / "epochs.jsonl").read_bytes() == before
+    assert not verify(run, epochs=1).differences
 
 
 def test_one_stream_is_an_option(tmp_path):

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "runs": ("listings:runs_verb", "list runs: finished, running, stopped early"),
     "envs": ("listings:envs_verb", "list the environments"),
     "methods": ("listings:methods_verb", "list the methods, or compare two: methods diff A B"),
+    "drivers": ("drivers:drivers_verb", "list the trained drivers that come with the package, or show a card"),
     "embedded": ("embedded:embedded_verb", "make the embedded scorer anew: embedded build"),
     "published": ("published:published_verb", "the paper's tables: list, show NAME, compare RUN..."),
     "doctor": ("listings:doctor_verb", "say what is installed and what is missing"),

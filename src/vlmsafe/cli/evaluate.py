@@ -17,14 +17,14 @@ from vlmsafe.cli.terminal import err, out, parse
 class EvaluateCommand:
     """Evaluate a run's policy on the environment alone and print what it does.
 
-    Protocols: held-out for every environment; paper and paper-early for MetaDrive; paper-20 and paper-200 for Bullet;
-    paper-screening, paper-20, paper-20-stochastic, paper-environment-only, paper-task-metrics, paper-gate-roc and
-    paper-lead-time for FormulaOne. The page on evaluation describes them. An interrupted evaluation keeps its
-    finished episodes: the same command goes on.
+    Protocols: held-out and selection for every environment; paper and paper-early for MetaDrive; paper-20 and paper-200
+    for Bullet; paper-screening, paper-20, paper-20-stochastic, paper-environment-only, paper-task-metrics,
+    paper-gate-roc and paper-lead-time for FormulaOne. The page on evaluation describes them. An interrupted evaluation
+    keeps its finished episodes: the same command goes on.
     """
 
     run: tyro.conf.Positional[Path]
-    """Run directory."""
+    """Run directory, or driver:<name> for a shipped driver, whose results go to runs/drivers/<name>."""
     protocol: str = "held-out"
     """Which scenarios, under which conditions; see above."""
     episodes: int | None = None
@@ -45,9 +45,9 @@ def evaluate_verb(argv: list[str]) -> None:
 
     from vlmsafe.evaluation.evaluate import evaluate, summary
     from vlmsafe.evaluation.protocols import protocol
-    from vlmsafe.runs.run import Run
+    from vlmsafe.runs.drivers import open_run
 
-    run = Run.open(command.run)
+    run = open_run(command.run)
     chosen = protocol(command.protocol)
     with Progress(console=err, transient=True) as progress:
         task = progress.add_task(f"{chosen.name} episodes", total=command.episodes or chosen.episodes)
@@ -66,6 +66,7 @@ def evaluate_verb(argv: list[str]) -> None:
         except KeyboardInterrupt:
             note("finished episodes are kept; the same command goes on with the others")
             raise
+    run = open_run(command.run)  # a shipped driver has a directory for its results now
     out.print()
     actions = ", stochastic actions" if chosen.stochastic else ""
     out.print(result_table(run, chosen.name + actions, table["checkpoint_epoch"][0], summary(table)))

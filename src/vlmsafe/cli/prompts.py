@@ -31,9 +31,9 @@ class PromptsCommand:
     """
 
     action: tyro.conf.Positional[Literal["list", "show", "bench"]] = "list"
-    """list; show, followed by a prompt set's name or file; or bench, followed by traces or run directories."""
+    """list; show, followed by a prompt set's name or file; or bench, followed by runs or traces."""
     names: tyro.conf.Positional[tuple[str, ...]] = ()
-    """For show: one name or file. For bench: run directories, or traces (Parquet files); several are pooled."""
+    """For show: one name or file. For bench: run directories, driver:<name>, or traces (Parquet files), pooled."""
     prompts: Several = field(default_factory=tuple)
     """bench: prompt sets to compare, by name or file; by default those that the trace was recorded with."""
     scorer: Several = field(default_factory=tuple)

@@ -19,7 +19,7 @@ class ScopeCommand:
     """
 
     run: tyro.conf.Positional[Path]
-    """Run directory, or a trace (Parquet file)."""
+    """Run directory, driver:<name>, or a trace (Parquet file)."""
     protocol: str | None = None
     """Trace to show, where the run has several; by default held-out, else the only one there is."""
     episodes: int = 10

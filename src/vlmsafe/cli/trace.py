@@ -23,7 +23,7 @@ class TraceCommand:
     """
 
     run: tyro.conf.Positional[Path]
-    """Run directory."""
+    """Run directory, or driver:<name> for a shipped driver, whose results go to runs/drivers/<name>."""
     protocol: str = "held-out"
     """Which scenarios, under which conditions; `vlmsafe evaluate --help` names them."""
     episodes: int | None = None
@@ -64,10 +64,10 @@ def trace_verb(argv: list[str]) -> None:
 
     from vlmsafe.evaluation.protocols import protocol
     from vlmsafe.evaluation.trace.record import trace, trace_summary
+    from vlmsafe.runs.drivers import open_run
     from vlmsafe.runs.layout import frames_path
-    from vlmsafe.runs.run import Run
 
-    run = Run.open(command.run)
+    run = open_run(command.run)
     chosen = protocol(command.protocol)
     path = run.trace_path(chosen.name, command.epoch, command.indicators)
     if path.exists() and not command.overwrite:
@@ -94,6 +94,8 @@ def trace_verb(argv: list[str]) -> None:
             on_episode=lambda done: progress.update(task, completed=done),
             on_note=note,
         )
+    run = open_run(command.run)  # a shipped driver has a directory for its results now
+    path = run.trace_path(chosen.name, command.epoch, command.indicators)
     out.print()
     out.print(summary_table(run, chosen.name, table["checkpoint_epoch"][0], trace_summary(table)))
     out.print(f"steps: {path}", markup=False, soft_wrap=True)

@@ -37,13 +37,7 @@ class TrainCommand:
 
 
 def train_verb(argv: list[str]) -> None:
-    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    known.add_argument("--config", nargs="?", const="")
-    for name in ("--method", "--resume"):
-        known.add_argument(name, nargs="?")  # a value left out is for the full parser to complain about
-    # What the method and the file say must be known before the rest is parsed: they are its defaults.
-    early, others = known.parse_known_args(argv)
-    given = [word.partition("=")[0].replace("_", "-") for word in others if word.startswith("--")]
+    early, given = _early(argv)
     if early.config == "":
         _list_recipes()
         return
@@ -56,13 +50,7 @@ def train_verb(argv: list[str]) -> None:
                 f"--resume continues a run with its own settings; drop {', '.join(unwanted)}, or start a new run with "
                 f"--config {Path(early.resume) / 'config.yaml'}"
             )
-    if early.config is not None and is_path(early.config):
-        defaults = config_from_yaml(Path(early.config), early.method)
-    elif early.config is not None:
-        defaults = config_from({"recipe": early.config}, f"{early.config}.yaml", early.method)
-    else:
-        defaults = method_defaults(early.method or TrainConfig.method)
-    command = parse(TrainCommand, argv, "train", TrainCommand(settings=defaults))
+    command = _command(argv, early)
 
     from vlmsafe.training.start import resume, train
 
@@ -89,6 +77,35 @@ def train_verb(argv: list[str]) -> None:
         run = train(command.settings, quiet=command.quiet)
     out.print(f"finished: {run.path}", markup=False, soft_wrap=True)
     out.print(f"evaluate it with: vlmsafe evaluate {shlex.quote(str(run.path))}", markup=False, soft_wrap=True)
+
+
+def settings_of(argv: list[str]) -> TrainConfig:
+    """The settings of a new run that a command line asks for."""
+    return _command(argv, _early(argv)[0]).settings
+
+
+def _early(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """What must be known before the rest is parsed, and the names of the other options that were given.
+
+    What the method and the file say are the defaults of the rest.
+    """
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    known.add_argument("--config", nargs="?", const="")
+    for name in ("--method", "--resume"):
+        known.add_argument(name, nargs="?")  # a value left out is for the full parser to complain about
+    early, others = known.parse_known_args(argv)
+    return early, [word.partition("=")[0].replace("_", "-") for word in others if word.startswith("--")]
+
+
+def _command(argv: list[str], early: argparse.Namespace) -> TrainCommand:
+    if early.config is not None and is_path(early.config):
+        defaults = config_from_yaml(Path(early.config), early.method)
+    elif early.config is not None:
+        defaults = config_from({"recipe": early.config}, f"{early.config}.yaml", early.method)
+    else:
+        defaults = method_defaults(early.method or TrainConfig.method)
+    command: TrainCommand = parse(TrainCommand, argv, "train", TrainCommand(settings=defaults))
+    return command
 
 
 def _list_recipes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ def clone(
     ):  # fmt: skip
         if value < least:
             raise InputError(f"{name} is {value}; expected {least} or more")
-    config = _config(env, steps, passes, rounds, tuple(hidden), seed, None if run_dir is None else Path(run_dir))
+    config = clone_config(env, steps, passes, rounds, tuple(hidden), seed, None if run_dir is None else Path(run_dir))
     if not kernels.fit(config.kernels):
         return call_in_child(
             config.kernels, clone, env, steps=steps, passes=passes, rounds=rounds, hidden=tuple(hidden), seed=seed,
@@ -79,6 +80,7 @@ def clone(
         )  # fmt: skip
     _refuse_overwriting(config)
     config.spec.require()
+    began = time.monotonic()
     with stop_on_signals() as stop:
         rows: list[Row] = []
         recorded: list[Demonstrations] = []
@@ -89,10 +91,10 @@ def clone(
             driver, error = _fit(config, number, recorded, stop, on_progress)
             rows.append(_row(config, number, new, error, _checkpoint(number + 1, *driver)))
         assert driver is not None
-        return _write(config, rows, _checkpoint(config.epochs, *driver))
+        return _write(config, rows, _checkpoint(config.epochs, *driver), time.monotonic() - began)
 
 
-def _config(
+def clone_config(
     env: str, steps: int, passes: int, rounds: int, hidden: tuple[int, ...], seed: int, run_dir: Path | None
 ) -> TrainConfig:
     """The settings of the run: a round is what an epoch is to trained runs."""
@@ -181,7 +183,7 @@ def _row(
     return row | {COLUMN: record_digest(row, []) | state.digest()}
 
 
-def _write(config: TrainConfig, rows: Sequence[Row], state: Checkpoint) -> Run:
+def _write(config: TrainConfig, rows: Sequence[Row], state: Checkpoint, seconds: float) -> Run:
     """Write the run. The configuration comes last, and a directory without one is no run."""
     assert config.run_dir is not None
     with DirectoryLock(make_directory(config.run_dir)):
@@ -193,6 +195,6 @@ def _write(config: TrainConfig, rows: Sequence[Row], state: Checkpoint) -> Run:
         run.save(state)
         run.event(
             "cloned", noisy_share=NOISY, noise=list(NOISE), noise_memory=MEMORY, cut_share=CUT,
-            steps_after_cost=AFTER_COST, weight_decay=WEIGHT_DECAY,
+            steps_after_cost=AFTER_COST, weight_decay=WEIGHT_DECAY, seconds=round(seconds, 1),
         )  # fmt: skip
         return Run.create(config)

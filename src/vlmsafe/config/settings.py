@@ -38,13 +38,18 @@ from vlmsafe.signals.service.spec import parse_address
 PLACE = frozenset({"signal.service", "signal.service_wait"})
 """Settings that say where the scorer runs. They do not affect results: a run may be resumed with other values."""
 
+DRIVER = "driver:"
+"""The prefix of a shipped driver's name, wherever a run can be given."""
+
 _DEVICES = Pattern(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
 
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """The buffer of a random policy's frames from which a gate and a reference level are read, before training."""
+    """The buffer of frames from which a gate and a reference level are read, before training."""
 
+    policy: Literal["random", "initial"] = "random"
+    """Whose frames they are: those of random actions, or those of the policy that the run begins with."""
     frames: int | None = None
     """Scored frames in the buffer; by default 500, and 5,000 for a large CLIP."""
     episodes: PositiveInt = 5
@@ -113,7 +118,7 @@ class SignalConfig:
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether the gate, the reference or a budget must be read from a random policy's frames."""
+        """Whether the gate, the reference or a budget must be read from frames before training."""
         level = self.needs_reference and self.reference is None
         budget = self.multiplier.kind != "none" and self.multiplier.budget is None
         return self.gate == "calibrated" or level or budget
@@ -152,7 +157,7 @@ class TrainConfig:
     run_dir: Path | None = None
     """Directory of the run; by default runs/<env>/<method>/seed-<seed>, with the recipe after the method."""
     init_from: str | None = None
-    """Run directory or checkpoint file whose policy and normaliser the run begins with; {seed} in it is the run's."""
+    """Run, checkpoint file or driver:<name> whose policy and normaliser the run begins with; {seed} is the run's."""
     init_critics: bool = False
     """Whether the run also begins with the critics of init_from, as far as both have them."""
     init_std: Positive | tuple[Positive, ...] | None = None
@@ -220,7 +225,8 @@ class TrainConfig:
         return dataclasses.replace(spec, indicators=drawn, repeat=self.action_repeat)
 
     def _source(self, text: str) -> str:
-        return os.path.abspath(text.replace("{seed}", str(self.seed)))
+        place = text.replace("{seed}", str(self.seed))
+        return place if place.startswith(DRIVER) else os.path.abspath(place)
 
     def resolved(self, *, recorded: bool = False) -> TrainConfig:
         """The same run, checked, with every default filled in that depends on another setting.

@@ -16,6 +16,8 @@ __all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec", "make_env"]
 
 _FORK_STEPS = {"physics_steps": 4, "clips": True}
 """How the PyPI fork of Bullet Safety-Gym steps."""
+GYM_MODULE = "vlmsafe.envs.gym"
+"""Makes every environment that is not of this package."""
 _GYM_PREFIX, _SAFETY_PREFIX = "gym:", "safety-gymnasium:"
 
 
@@ -224,7 +226,7 @@ def _registered(name: str, summary: str) -> EnvSpec:
     return EnvSpec(
         name=name,
         summary=summary,
-        module="vlmsafe.envs.gym",
+        module=GYM_MODULE,
         version=None,
         horizon=None,
         budget=25.0,

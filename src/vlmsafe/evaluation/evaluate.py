@@ -15,6 +15,7 @@ from vlmsafe.evaluation.plan import EpisodeTask, Plan, Row
 from vlmsafe.evaluation.resume import UnfinishedEvaluation
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
+from vlmsafe.runs.drivers import open_run, with_own_directory
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import SUCCESS, read_table, with_success, write_table
 
@@ -55,6 +56,8 @@ def evaluate(
 ) -> pl.DataFrame:
     """Evaluate a run's policy, write the table into the run directory and return it.
 
+    The run may be a shipped driver, `driver:<name>`. Its table goes to `runs/drivers/<name>`.
+
     `epoch` chooses a checkpoint, by default the newest readable one. `on_note` is told about damaged checkpoints. A run
     that holds only its untrained start is refused unless `allow_untrained` is set. A table with more episodes of the
     same checkpoint is replaced only if `overwrite` is set.
@@ -62,7 +65,7 @@ def evaluate(
     Episodes that the table already holds, or that an interrupted evaluation finished, are not run again if policy,
     protocol, environment and versions are the same. `overwrite` runs the episodes of the table again.
     """
-    run = run if isinstance(run, Run) else Run.open(run)
+    run = open_run(run)
     if not kernels.fit(run.config.kernels):
         return call_in_child(
             run.config.kernels, evaluate, run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
@@ -73,7 +76,7 @@ def evaluate(
         run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
         allow_untrained=allow_untrained, on_note=on_note,
     )  # fmt: skip
-    path = plan.run.evaluation_path(plan.protocol.name, epoch)
+    path = with_own_directory(plan.run).evaluation_path(plan.protocol.name, epoch)
     require_writable(path)
     held = {} if overwrite else _held(path, plan, on_note)
     if all(_done(task, held) for task in plan.tasks):

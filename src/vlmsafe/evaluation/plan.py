@@ -26,6 +26,7 @@ from vlmsafe.learners.networks import Stack
 from vlmsafe.learners.policy import ActionMap, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint
+from vlmsafe.runs.drivers import open_run
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import package_versions
 from vlmsafe.runs.versions import other_world
@@ -141,7 +142,7 @@ class Plan:
         on_note: Callable[[str], None],
     ) -> Plan:
         """Check everything that can be refused before the first episode. The arguments are those of `evaluate`."""
-        run = run if isinstance(run, Run) else Run.open(run)
+        run = open_run(run)
         chosen, spec = protocol(protocol_name), run.config.spec
         count = chosen.episodes if episodes is None else episodes
         size = len(os.sched_getaffinity(0)) if processes is None else processes

@@ -8,6 +8,7 @@ from vlmsafe.envs.api import EnvSpec, Scenarios
 from vlmsafe.errors import InputError, unknown_name
 
 _PAPER_INDEX, _TASK_INDEX = 10_000, 30_000  # the paper's evaluation indices start here
+_SELECTION_INDEX = 15_000
 _METADRIVE, _BULLET, _FORMULA_ONE = "metadrive-", "bullet-", "formula-one-"
 
 
@@ -57,6 +58,13 @@ PROTOCOLS: dict[str, Protocol] = {
             "held-out",
             "scenarios that training never draws, fixed traffic, a fresh simulator per episode",
             episodes=50,
+        ),
+        Protocol(
+            "selection",
+            "held-out scenarios from index 15000 on, which 'held-out' does not use; for choosing among runs whose "
+            "'held-out' result is reported",
+            episodes=50,
+            first_index=_SELECTION_INDEX,
         ),
         Protocol(
             "paper",

@@ -3,6 +3,7 @@
     config.yaml       every setting, with versions and hardware under `recorded`
     prompts.yaml      the prompts of a run that has any, as they were when it began
     start.safetensors what a run took over from another one (`--init-from`), if it did
+    card.yaml         what a shipped driver is; only in copies of drivers, which have no rows
     epochs.jsonl      one row per epoch; equal runs have equal files
     episodes.jsonl    one row per training episode, including the unfinished ones
     timing.jsonl      seconds per stage of each epoch
@@ -26,6 +27,7 @@ from vlmsafe.errors import InputError
 CONFIG = "config.yaml"
 PROMPTS = "prompts.yaml"
 START = "start.safetensors"
+CARD = "card.yaml"
 ROW_FILES = ("epochs", "episodes", "timing")
 """Row files that a checkpoint knows the size of."""
 STUDY_FILE = "study.yaml"
@@ -39,6 +41,11 @@ _MAKERS = {"evaluations": "evaluate", "traces": "trace"}
 def is_run(directory: Path) -> bool:
     """Whether a directory holds a run. The configuration is written last, so a directory without one is no run."""
     return (directory / CONFIG).is_file()
+
+
+def is_driver(directory: Path) -> bool:
+    """Whether a run directory is a shipped driver, or a copy of one."""
+    return (directory / CARD).is_file()
 
 
 def row_file(directory: Path, name: str) -> Path:

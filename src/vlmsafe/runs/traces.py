@@ -17,8 +17,8 @@ import polars as pl
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import disk_errors
 from vlmsafe.io.files import write_atomically
+from vlmsafe.runs.drivers import open_run
 from vlmsafe.runs.layout import DEFAULT_PROTOCOL, about_path, find_table, frames_path, how_to_replace, tables_in
-from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table, write_table
 from vlmsafe.signals.prompts import PromptSet
 
@@ -132,7 +132,7 @@ def open_trace(place: Path, protocol: str | None = None) -> RecordedTrace:
             raise InputError(f"there is no {place}; expected a trace, or a run directory")
         path = place
     else:
-        path = _find_trace(Run.open(place), protocol)
+        path = _find_trace(place, protocol)
     steps = read_table(path)
     missing = [name for name in _BASE if name not in steps.columns]
     if missing:
@@ -143,13 +143,14 @@ def open_trace(place: Path, protocol: str | None = None) -> RecordedTrace:
     return RecordedTrace(path, steps, read_about(path))
 
 
-def _find_trace(run: Run, protocol: str | None) -> Path:
+def _find_trace(place: Path, protocol: str | None) -> Path:
+    run = open_run(place)
     if (path := find_table(run.traces, protocol)) is not None:
         return path
     others = f" (it has: {', '.join(tables_in(run.traces))})" if tables_in(run.traces) else ""
     raise InputError(
-        f"{run.path} has no trace '{protocol or DEFAULT_PROTOCOL}'{others}; record one with: "
-        f"{trace_command(str(run.path), protocol)}"
+        f"{place} has no trace '{protocol or DEFAULT_PROTOCOL}'{others}; record one with: "
+        f"{trace_command(str(place), protocol)}"
     )
 
 

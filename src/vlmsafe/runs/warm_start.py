@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from vlmsafe.config.settings import TrainConfig
+from vlmsafe.envs.registry import GYM_MODULE, env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.learners.networks import NAMES, POLICY
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint
-from vlmsafe.runs.run import Run
+from vlmsafe.runs.drivers import open_run
 from vlmsafe.runs.versions import other_world
 
 
@@ -20,10 +21,12 @@ def read_start(config: TrainConfig) -> Checkpoint | None:
     """What `config` takes over, read from its source; None if the run begins with a new policy."""
     if config.init_from is None:
         return None
-    found = _newest(config.init_from)
+    found, elsewhere = _newest(config.init_from)
     if not found.trained:
         raise InputError(f"init_from is {config.init_from}, which holds only an untrained start; train it first")
-    normalised = found.values["config"]["normalise_observations"]
+    settings = found.values["config"]
+    _check_family(config, settings["env"])
+    normalised = settings["normalise_observations"]
     if normalised != config.normalise_observations:
         raise InputError(
             f"init_from is {config.init_from}, whose normalise_observations is {normalised}; expected "
@@ -34,10 +37,11 @@ def read_start(config: TrainConfig) -> Checkpoint | None:
     networks = found.shape.networks if config.init_critics else POLICY + 1
     arrays = {name: array for name, array in found.arrays.items() if name.startswith("normaliser.")}
     arrays["networks"] = found.arrays["networks"][:networks].copy()
-    settings = found.values["config"]
     origin = {"source": config.init_from, "env": settings["env"], "method": settings["method"]}
-    if (source := Path(config.init_from)).is_dir() and (elsewhere := other_world(Run.open(source))):
-        origin["world"] = elsewhere
+    if settings["env"] != config.env:
+        elsewhere.append(f"it was trained on {settings['env']}, and this run is on {config.env}")
+    if elsewhere:
+        origin["world"] = "; ".join(elsewhere)
     origin["taken"] = [*NAMES[:networks], *(["normaliser"] if normalised else [])]
     shape = {**found.values["shape"], "critics": networks - 1}
     return Checkpoint(found.epoch, arrays, {"shape": shape, "origin": origin})
@@ -69,12 +73,30 @@ def describe_start(start: Checkpoint) -> str:
     )
 
 
-def _newest(source: str) -> Checkpoint:
-    """The newest readable checkpoint of a run directory, or the checkpoint in a file."""
+def _check_family(config: TrainConfig, env: str) -> None:
+    """Refuse a policy of another simulator. Another level or variant of the same one is a legitimate start.
+
+    Nothing is known about a user's own environments beyond their sizes, which `check_start` compares.
+    """
+    theirs, ours = env_spec(env).module, config.spec.module
+    if theirs != ours and GYM_MODULE not in (theirs, ours):
+        raise InputError(
+            f"init_from is {config.init_from}, a policy for '{env}', which is another world than '{config.env}'; "
+            f"expected one that was trained on '{config.env.partition(':')[0]}', or on another level or variant of it"
+        )
+
+
+def _newest(source: str) -> tuple[Checkpoint, list[str]]:
+    """The newest readable checkpoint of a run or a driver, or that of a file; and whether its world has changed since.
+
+    A file does not say in which version of its world the run was trained.
+    """
     path = Path(source)
     if path.is_file():
-        return load_checkpoint(path)
-    return Run.open(path).checkpoint()[0]
+        return load_checkpoint(path), []
+    run = open_run(source)
+    elsewhere = other_world(run)
+    return run.checkpoint()[0], [elsewhere] if elsewhere else []
 
 
 def _units(hidden: tuple[int, ...]) -> str:

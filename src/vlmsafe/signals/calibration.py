@@ -1,4 +1,4 @@
-"""Calibration before training: the level and spread of a scorer's scores on frames of a random policy."""
+"""Calibration before training: the level and spread of a scorer's scores on the frames of a policy."""
 
 from __future__ import annotations
 

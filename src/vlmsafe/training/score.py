@@ -4,7 +4,7 @@ The policy never reads a score, so collection does not wait for scores. Workers 
 continue; one thread of the main process scores them block by block. Before the update every block has been scored. The
 results equal those of scoring inside the step (`--scoring in-step`, where the worker waits for each frame's score).
 
-`calibrate` scores a random policy's frames before training, where a gate or a reference level is read from them.
+`calibrate` scores a policy's frames before training, where a gate or a reference level is read from them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.vector.frames import Frames, Stream
 from vlmsafe.envs.vector.pool import WorkerPool
 from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.frame_stack import stack_shape
 from vlmsafe.signals.gate import GATES, AnyGate
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, score_named
 from vlmsafe.signals.shaping import Shaped, hold, shape
-from vlmsafe.training.collect import CollectTask, Dimensions, RandomPolicy, Share, Watch
+from vlmsafe.training.collect import ActionSource, CollectTask, Dimensions, Share, Watch
 
 
 @functools.cache
@@ -185,11 +186,12 @@ def calibrate(
     config: TrainConfig,
     spec: EnvSpec,
     workers: WorkerPool[Share],
-    action: int,
+    policy: ActionSource,
+    normaliser: Normaliser | None,
     seed: tuple[int, ...],
     should_stop: Callable[[], bool],
 ) -> Calibration | None:
-    """Levels of the scorer on a random policy's frames, or None when `should_stop` became true.
+    """Levels of the scorer on the frames of a policy, or None when `should_stop` became true.
 
     The frames are those that training would score, every k-th, from scenarios of the training pool. No episode gives
     more than its share of the buffer, so that the buffer holds at least as many episodes as asked for. Rounds of equal
@@ -206,8 +208,8 @@ def calibrate(
     while held < wanted.frames:
         tasks = [
             CollectTask(
-                policy=RandomPolicy(action),
-                normaliser=None,
+                policy=policy,
+                normaliser=normaliser,
                 scenarios=spec.training,
                 traffic=spec.traffic,
                 steps=steps,

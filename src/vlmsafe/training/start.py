@@ -17,6 +17,7 @@ from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.runs.checkpoint import saved_epochs
+from vlmsafe.runs.layout import is_driver
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.versions import other_world
 from vlmsafe.runs.warm_start import check_start, read_start
@@ -68,6 +69,11 @@ def resume(
     `service` is the address of a scoring service, and "" means the run's own process.
     """
     run = Run.open(path)
+    if is_driver(run.path):
+        raise RunError(
+            f"{run.path} is a shipped driver, which cannot be continued; train it on with: vlmsafe train "
+            f"--env {run.config.env} --init-from {run.path}"
+        )
     if run.config.method == CLONE.name:
         raise RunError(
             f"{run.path} is a clone of a scripted driver, which cannot be continued; train it on with: vlmsafe train "

@@ -28,7 +28,7 @@ from vlmsafe.runs.warm_start import describe_start
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.signals.shaping import Shaped
-from vlmsafe.training.collect import CollectTask, Share
+from vlmsafe.training.collect import ActionSource, CollectTask, RandomPolicy, Share
 from vlmsafe.training.constraints import Constraints
 from vlmsafe.training.display import Display
 from vlmsafe.training.score import Scoring, calibrate
@@ -347,13 +347,19 @@ class Trainer:
         self.display.note(describe_start(start))
 
     def _calibrate_if_needed(self) -> None:
-        """Read the gate and the reference level from a random policy's frames, where the run leaves them open."""
+        """Read the gate and the reference level from frames, where the run leaves them open."""
         if self.scoring is None or not self.config.signal.needs_calibration:
             return
-        self.display.note("calibrating the scorer on a random policy's frames")
+        policy: ActionSource = RandomPolicy(self.dimensions.action)
+        normaliser = None
+        if self.config.signal.calibration.policy == "initial":
+            policy = self.learner.policy()
+            normaliser = self.normaliser if self.config.normalise_observations else None
+        whose = "a random policy" if isinstance(policy, RandomPolicy) else "the initial policy"
+        self.display.note(f"calibrating the scorer on {whose}'s frames")
         calibration = calibrate(
-            self.scoring, self.config, self.spec, self.workers, self.dimensions.action,
-            (self.config.seed, CALIBRATE), lambda: self.stop.requested,
+            self.scoring, self.config, self.spec, self.workers, policy, normaliser, (self.config.seed, CALIBRATE),
+            lambda: self.stop.requested,
         )  # fmt: skip
         if calibration is None:
             raise self._interrupted("while the scorer was calibrated")

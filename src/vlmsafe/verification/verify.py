@@ -14,6 +14,8 @@ from vlmsafe.config.methods import CLONE
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.io.child import call_in_child
 from vlmsafe.runs.checkpoint import Checkpoint
+from vlmsafe.runs.drivers import open_run
+from vlmsafe.runs.layout import is_driver
 from vlmsafe.runs.run import BEFORE_CHOICES, Run
 from vlmsafe.runs.surroundings import code_and_machine
 from vlmsafe.runs.versions import other_world
@@ -42,7 +44,11 @@ def verify(
     """
     if epochs < 0:
         raise InputError(f"epochs is {epochs}; expected 0 or more")
-    run = run if isinstance(run, Run) else Run.open(run)
+    run = open_run(run)
+    if is_driver(run.path):
+        raise InputError(
+            f"{run.path} is a shipped driver and has no training to replay; its card names the commands that made it"
+        )
     if run.config.method == CLONE.name:
         raise InputError(
             f"{run.path} is a clone of a scripted driver and has no training to replay; make it again with vlmsafe "

@@ -11,7 +11,7 @@ from vlmsafe.audit.findings import Finding, about_runs, finding, listed
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError
-from vlmsafe.runs.layout import PROMPTS
+from vlmsafe.runs.layout import PROMPTS, is_driver
 from vlmsafe.runs.records import RunRecord
 
 _NUMBERS = ("env_return", "shaped_return", "episode_cost", "multiplier", "negative_score", "positive_score", "kappa")
@@ -24,6 +24,8 @@ def unreadable_run(run: RunRecord) -> Iterator[Finding]:
 
 
 def incomplete_run(run: RunRecord) -> Iterator[Finding]:
+    if is_driver(run.source.run.path):
+        return  # it has a checkpoint and no rows
     due, recorded, saved = run.config.epochs, run.epochs_recorded, run.epochs_saved
     if run.running:
         yield finding(

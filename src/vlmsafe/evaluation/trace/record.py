@@ -29,6 +29,7 @@ from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gate_lev
 from vlmsafe.evaluation.plan import EpisodeTask, Plan
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
+from vlmsafe.runs.drivers import open_run, with_own_directory
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.traces import write_trace
 from vlmsafe.signals.frame_stack import stack_shape
@@ -187,7 +188,7 @@ def trace(
             raise InputError(f"{name} is {value}; it must be at least 1")
     if frames and not write:
         raise InputError("frames are kept in the run directory; pass write=True with frames=True")
-    run = run if isinstance(run, Run) else Run.open(run)
+    run = open_run(run)
     if not kernels.fit(run.config.kernels):
         if not isinstance(scorers, Scorer | Mapping):
             return call_in_child(
@@ -206,10 +207,10 @@ def trace(
     )  # fmt: skip
     if indicators is not None:
         plan = dataclasses.replace(plan, spec=env_spec(plan.run.config.env, indicators=indicators))
-    path = plan.run.trace_path(plan.protocol.name, epoch, indicators)
+    gated = _gated(plan, scorers, prompts, device, batch, service)
+    path = (with_own_directory(plan.run) if write else plan.run).trace_path(plan.protocol.name, epoch, indicators)
     if write:
         require_writable(path)
-    gated = _gated(plan, scorers, prompts, device, batch, service)
     for one in gated.values():
         for note in one.scorer.notes(plan.run.config.env):
             on_note(note)
