@@ -18,7 +18,7 @@ FIGURES = {"episodes": 4.0, "env_return": 1.0, "cost": 0.75, "violation_rate": 0
 def test_arrived_and_arrived_without_cost_stand_side_by_side(tmp_path, arrived, without_cost, words):
     figures = FIGURES | {"arrival_rate": arrived, "arrival_without_cost_rate": without_cost}
     console = Console(file=io.StringIO(), width=120)
-    console.print(result_table(make_run(tmp_path), "held-out", 3, figures))
+    console.print(result_table(make_run(tmp_path), "held-out", 3, figures, 25.0))
     shown = console.file.getvalue()
     assert ("arrived," in shown) is (arrived is not None)
     row = next(line for line in shown.splitlines() if line.split()[:1] == ["4"])

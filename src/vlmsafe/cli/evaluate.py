@@ -37,6 +37,8 @@ class EvaluateCommand:
     """Evaluate the initial policy of a run that has not trained yet."""
     overwrite: bool = False
     """Run again what the table holds already, and replace it even where it holds more episodes."""
+    env: str | None = None
+    """Another level or variant to drive in, such as metadrive-easy:ends; by default the run's environment."""
 
 
 def evaluate_verb(argv: list[str]) -> None:
@@ -60,6 +62,7 @@ def evaluate_verb(argv: list[str]) -> None:
                 processes=command.processes,
                 allow_untrained=command.allow_untrained,
                 overwrite=command.overwrite,
+                env=command.env,
                 on_episode=lambda done: progress.update(task, completed=done),
                 on_note=note,
             )
@@ -69,11 +72,15 @@ def evaluate_verb(argv: list[str]) -> None:
     run = open_run(command.run)  # a shipped driver has a directory for its results now
     out.print()
     actions = ", stochastic actions" if chosen.stochastic else ""
-    out.print(result_table(run, chosen.name + actions, table["checkpoint_epoch"][0], summary(table)))
+    where = f", in {command.env}" if command.env not in (None, run.config.env) else ""
+    budget = float(table["budget"][0])
+    title = f"{chosen.name}{actions}{where}"
+    out.print(result_table(run, title, table["checkpoint_epoch"][0], summary(table), budget))
     overlap = int(table["in_training_pool"].sum())
     if overlap:
         out.print(f"{overlap} of {len(table)} scenarios lie in the training pool: this is not a held-out result")
-    out.print(f"episodes: {run.evaluation_path(chosen.name, command.epoch)}", markup=False, soft_wrap=True)
+    path = run.evaluation_path(chosen.name, command.epoch, command.env)
+    out.print(f"episodes: {path}", markup=False, soft_wrap=True)
 
 
 def note(text: str) -> None:
@@ -81,7 +88,7 @@ def note(text: str) -> None:
     err.print(f"note: {text}", markup=False, soft_wrap=True)
 
 
-def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, float | None]) -> Table:
+def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, float | None], budget: float) -> Table:
     """An evaluation as people read it."""
     config = run.config
     state = "" if epoch >= config.epochs else f", epoch {epoch} of {config.epochs}"
@@ -109,7 +116,7 @@ def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, fl
         f"{figures['episodes']:.0f}",
         figure("env_return"),
         figure("cost"),
-        f"{config.budget:g}",
+        f"{budget:g}",
         percent(figures["violation_rate"]),
         percent(figures["catastrophe_rate"]),
         *(percent(figures[name]) for name in ("arrival_rate", "arrival_without_cost_rate") if success),

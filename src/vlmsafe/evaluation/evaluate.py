@@ -51,6 +51,7 @@ def evaluate(
     processes: int | None = None,
     allow_untrained: bool = False,
     overwrite: bool = False,
+    env: str | None = None,
     on_episode: Callable[[int], None] = lambda done: None,
     on_note: Callable[[str], None] = lambda text: None,
 ) -> pl.DataFrame:
@@ -62,6 +63,9 @@ def evaluate(
     that holds only its untrained start is refused unless `allow_untrained` is set. A table with more episodes of the
     same checkpoint is replaced only if `overwrite` is set.
 
+    `env` is another level or variant of the run's environment to drive in, with its own budget. The table then has a
+    column `env` and lies in a folder of its own, which audits and reports do not read.
+
     Episodes that the table already holds, or that an interrupted evaluation finished, are not run again if policy,
     protocol, environment and versions are the same. `overwrite` runs the episodes of the table again.
     """
@@ -69,14 +73,14 @@ def evaluate(
     if not kernels.fit(run.config.kernels):
         return call_in_child(
             run.config.kernels, evaluate, run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
-            allow_untrained=allow_untrained, overwrite=overwrite,
+            allow_untrained=allow_untrained, overwrite=overwrite, env=env,
             callbacks={"on_episode": on_episode, "on_note": on_note},
         )  # fmt: skip
     plan = Plan.of(
         run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
-        allow_untrained=allow_untrained, on_note=on_note,
+        allow_untrained=allow_untrained, on_note=on_note, env=env,
     )  # fmt: skip
-    path = with_own_directory(plan.run).evaluation_path(plan.protocol.name, epoch)
+    path = with_own_directory(plan.run).evaluation_path(plan.protocol.name, epoch, env)
     require_writable(path)
     held = {} if overwrite else _held(path, plan, on_note)
     if all(_done(task, held) for task in plan.tasks):
@@ -146,8 +150,9 @@ def _held(path: Path, plan: Plan, on_note: Callable[[str], None]) -> dict[int, R
 
 def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
     """One row per episode. A violation is C > d and a catastrophe C > 4 d, strictly."""
-    config = plan.run.config
-    budget, training = config.budget, config.spec.training
+    config, spec = plan.run.config, plan.spec
+    elsewhere = spec.name != config.spec.name
+    budget, training = spec.budget if elsewhere else config.budget, spec.training
     assert budget is not None
     common = {
         "budget": budget,
@@ -156,7 +161,8 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
         "checkpoint_epoch": plan.checkpoint.epoch,
         "run_finished": plan.run.epochs_done() >= config.epochs,
         "fingerprint": plan.fingerprint,
-        "env_version": plan.spec.version,
+        "env_version": spec.version,
+        **({"env": spec.name} if elsewhere else {}),
     }
     complete = [
         {
@@ -170,7 +176,8 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
         }
         for episode in range(plan.episodes)
     ]
-    return pl.DataFrame(complete, schema={**SCHEMA, **dict.fromkeys(plan.spec.metrics, pl.Float64)})
+    named = {"env": pl.String} if elsewhere else {}
+    return pl.DataFrame(complete, schema={**SCHEMA, **named, **dict.fromkeys(spec.metrics, pl.Float64)})
 
 
 def summary(table: pl.DataFrame) -> dict[str, float | None]:
@@ -190,5 +197,5 @@ def summary(table: pl.DataFrame) -> dict[str, float | None]:
         "arrival_rate": mean(SUCCESS[0]),
         "arrival_without_cost_rate": mean(SUCCESS[1]),
         "length": mean("length"),
-        **{name: mean(name) for name in table.columns if name not in SCHEMA},
+        **{name: mean(name) for name in table.columns if name not in (*SCHEMA, "env")},
     }

@@ -18,6 +18,7 @@ import numpy as np
 
 from vlmsafe import kernels
 from vlmsafe.envs.api import Env, EnvSpec
+from vlmsafe.envs.registry import env_spec
 from vlmsafe.envs.vector.frames import Reader, Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, Task, WorkerPool
 from vlmsafe.errors import InputError
@@ -30,7 +31,7 @@ from vlmsafe.runs.drivers import open_run
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import package_versions
 from vlmsafe.runs.versions import other_world
-from vlmsafe.training.collect import begin_episode, progress_of, step_episode
+from vlmsafe.training.collect import DescribeTask, Dimensions, begin_episode, progress_of, step_episode
 
 R = TypeVar("R")
 Row = dict[str, Any]
@@ -140,10 +141,11 @@ class Plan:
         processes: int | None,
         allow_untrained: bool,
         on_note: Callable[[str], None],
+        env: str | None = None,
     ) -> Plan:
         """Check everything that can be refused before the first episode. The arguments are those of `evaluate`."""
         run = open_run(run)
-        chosen, spec = protocol(protocol_name), run.config.spec
+        chosen, spec = protocol(protocol_name), _spec(run, env)
         count = chosen.episodes if episodes is None else episodes
         size = len(os.sched_getaffinity(0)) if processes is None else processes
         for name, value in (("episodes", count), ("processes", size)):
@@ -161,6 +163,8 @@ class Plan:
             )
         if elsewhere := other_world(run):
             on_note(f"{run.path} drives in another world than it was trained in: {elsewhere}")
+        if spec.name != run.config.spec.name:
+            _check_sizes(run, checkpoint, spec)
         policy, normaliser = load_policy(run, checkpoint)
         rng = np.random.default_rng(0)
         draws = chosen.randomise and spec.traffic
@@ -236,6 +240,37 @@ class Plan:
             results = pool.run(tasks, on_result=on_result, reader=reader)
         assert results is not None
         return results
+
+
+def _spec(run: Run, env: str | None) -> EnvSpec:
+    """The environment of an evaluation: the run's, or another one of the same simulator."""
+    own = run.config.spec
+    if env is None or env == run.config.env:
+        return own
+    other = env_spec(env)
+    if other.module != own.module:
+        raise InputError(
+            f"{run.path} was trained in '{run.config.env}', and '{env}' is another world; expected another level or "
+            f"variant of '{run.config.env.partition(':')[0]}'"
+        )
+    return dataclasses.replace(other, repeat=own.repeat)
+
+
+def _check_sizes(run: Run, checkpoint: Checkpoint, spec: EnvSpec) -> None:
+    """Refuse an environment whose observations or actions have other sizes than the policy's."""
+    with WorkerPool[Dimensions](EnvRecipe(spec, spec.held_out), 1) as pool:
+        answers = pool.run([DescribeTask()])
+    assert answers is not None
+    shape = checkpoint.shape
+    for what, has, wants in (
+        ("observations", answers[0].observation, shape.observation),
+        ("actions", answers[0].action, shape.action),
+    ):
+        if has != wants:
+            raise InputError(
+                f"'{spec.name}' has {what} of size {has}, but the policy of {run.path} was trained with size {wants} "
+                f"in '{run.config.env}'; choose an environment with the same {what}"
+            )
 
 
 def load_policy(run: Run, checkpoint: Checkpoint) -> tuple[Policy, Normaliser | None]:

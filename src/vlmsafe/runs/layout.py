@@ -13,6 +13,7 @@
     traces/           held-out.parquet: one row per step; one table per protocol
                       held-out.json: the trace's scorers, prompts and gates
                       held-out-frames.parquet: episode, step and picture of each scored step, if frames were kept
+    evaluations/<environment>/  the same for an environment that the run was not trained in, with `-` for `:`
 
 A table of a chosen epoch has the epoch in its name: `held-out-epoch-00005.parquet`.
 """
@@ -53,9 +54,13 @@ def row_file(directory: Path, name: str) -> Path:
     return directory / f"{name}.jsonl"
 
 
-def evaluation_path(directory: Path, protocol: str, epoch: int | None = None) -> Path:
-    """The table of an evaluation. The epoch is in its name if one was asked for."""
-    return directory / "evaluations" / f"{protocol}{_epoch_suffix(epoch)}.parquet"
+def evaluation_path(directory: Path, protocol: str, epoch: int | None = None, env: str | None = None) -> Path:
+    """The table of an evaluation. The epoch is in its name if one was asked for.
+
+    One in another environment, `env`, lies in a folder of its own, so that reports do not take it for the run's.
+    """
+    folder = directory / "evaluations" / ("" if env is None else env.replace(":", "-"))
+    return folder / f"{protocol}{_epoch_suffix(epoch)}.parquet"
 
 
 def trace_path(directory: Path, protocol: str, epoch: int | None = None, variant: str = "") -> Path:

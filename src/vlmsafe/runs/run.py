@@ -123,9 +123,9 @@ class Run:
     def traces(self) -> Path:
         return self.path / "traces"
 
-    def evaluation_path(self, protocol: str, epoch: int | None = None) -> Path:
-        """The table of an evaluation under a protocol. The epoch is in its name if one was asked for."""
-        return evaluation_path(self.path, protocol, epoch)
+    def evaluation_path(self, protocol: str, epoch: int | None = None, env: str | None = None) -> Path:
+        """The table of an evaluation under a protocol, in another environment if `env` is one."""
+        return evaluation_path(self.path, protocol, epoch, None if env == self.config.env else env)
 
     def trace_path(self, protocol: str, epoch: int | None = None, indicators: bool | None = None) -> Path:
         """The table of a trace. Its name also says if its frames have indicators and the run's do not, or reversed."""

@@ -1,0 +1,164 @@
+"""What trained drivers reach: small tables of runs and their evaluations, the table of the documents and its figure.
+
+    python tools/driver_results.py collect "Easy, from scratch" RUN ...   # into benchmarks/drivers/*.csv
+    python tools/driver_results.py table                                  # prints Markdown
+    python tools/driver_results.py figure docs/images/driver-curves.png
+
+`collect` replaces what the tables hold under the same label. Runs are too large for the repository; these tables are
+what is kept of them: `curves.csv` has a row per run and epoch, `evaluations.csv` one per run and evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from vlmsafe.envs.registry import env_spec
+from vlmsafe.report.elements import Axis, Band, Chart, Line, Mark, Panel, Rule
+from vlmsafe.report.render.pictures import chart_svg, png
+from vlmsafe.runs.run import Run
+from vlmsafe.runs.tables import read_table
+
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "drivers"
+CURVES, EVALUATIONS = FOLDER / "curves.csv", FOLDER / "evaluations.csv"
+TASKS = ("arrived", "goals", "stages")
+"""What counts as doing the task, by environment."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    collecting = verbs.add_parser("collect")
+    collecting.add_argument("label", help="what these runs have in common")
+    collecting.add_argument("runs", type=Path, nargs="+", help="run directories, one per seed")
+    verbs.add_parser("table")
+    drawing = verbs.add_parser("figure")
+    drawing.add_argument("picture", type=Path)
+    options = parser.parse_args()
+    if options.verb == "collect":
+        collect(options.label, options.runs)
+    elif options.verb == "table":
+        print("\n".join(table(pl.read_csv(EVALUATIONS))))
+    else:
+        options.picture.write_bytes(png(chart_svg(figure(pl.read_csv(CURVES)))))
+        print(options.picture)
+
+
+def collect(label: str, folders: Sequence[Path]) -> None:
+    curves: list[dict[str, Any]] = []
+    evaluations: list[dict[str, Any]] = []
+    for folder in folders:
+        run = Run.open(folder)
+        curves += [{"label": label, **row} for row in curve(run)]
+        evaluations += [{"label": label, **row} for row in evaluated(run)]
+    FOLDER.mkdir(exist_ok=True)
+    for path, rows in ((CURVES, curves), (EVALUATIONS, evaluations)):
+        new = pl.DataFrame(rows, infer_schema_length=None)
+        if path.exists():
+            kept = pl.read_csv(path, infer_schema_length=None).filter(pl.col("label") != label)
+            new = pl.concat([kept, new], how="diagonal_relaxed")
+        new.write_csv(path)
+        print(f"{path.name}: {len(rows)} rows of '{label}'")
+
+
+def curve(run: Run) -> Iterator[dict[str, Any]]:
+    """Return, cost and task of every epoch in which episodes ended."""
+    config = run.config
+    for row in run.rows("epochs"):
+        if not row["episodes"]:
+            continue
+        progress = row.get("progress") or {}
+        yield {
+            "env": config.env, "method": config.method, "seed": config.seed, "steps": row["steps"],
+            "budget": config.budget, "return": round(row["env_return"], 2), "cost": round(row["epoch_cost"], 4),
+            **{name: round(progress[name], 4) for name in (*TASKS, "passive") if progress.get(name) is not None},
+        }  # fmt: skip
+
+
+def evaluated(run: Run) -> Iterator[dict[str, Any]]:
+    """The means of every evaluation of a run."""
+    config = run.config
+    timing = run.rows("timing")
+    hours = sum(value for row in timing for name, value in row.items() if name != "epoch") / 3600
+    for path in sorted(run.evaluations.rglob("*.parquet")):
+        table = read_table(path)
+        env = table["env"][0] if "env" in table.columns else config.env
+        below = env_spec(env).passive_below
+        still = None if below is None else ((table["cost"] == 0.0) & (table["env_return"] < below)).mean()
+        tasks = [name for name in (*TASKS, "arrived_without_cost") if name in table.columns and table[name].count()]
+        yield {
+            "env": env, "trained_in": config.env, "method": config.method, "seed": config.seed,
+            "steps": config.total_steps, "hours": round(hours, 2), "protocol": table["protocol"][0],
+            "episodes": len(table), "budget": env_spec(env).budget, "return": round(_mean(table, "env_return"), 2),
+            "cost": round(_mean(table, "cost"), 3), "any_cost": round(float((table["cost"] > 0).mean()), 3),
+            **({} if still is None else {"passive": round(float(still), 3)}),
+            **{name: round(_mean(table, name), 3) for name in tasks},
+        }  # fmt: skip
+
+
+def _mean(table: pl.DataFrame, column: str) -> float:
+    return float(table[column].cast(pl.Float64).mean())  # type: ignore[arg-type]
+
+
+def table(rows: pl.DataFrame) -> Iterator[str]:
+    """The figures of each label in each world as Markdown: means over runs, with their standard deviation."""
+    headings = ("agent", "evaluated in", "runs x episodes", "task", "without cost", "cost (budget)", "passive", "return",
+                "steps", "hours a run")  # fmt: skip
+    yield f"| {' | '.join(headings)} |"
+    yield "|---|---" + "|--:" * (len(headings) - 2) + "|"
+    for (label, env), own in rows.group_by("label", "env", maintain_order=True):
+        task = next(name for name in TASKS if name in own.columns and own[name].count())
+        clean = _spread(own, "arrived_without_cost", 2)
+        yield (
+            f"| {label} | `{env}` | {len(own)} x {own['episodes'].min()} | {task} {_spread(own, task, 2)} | {clean} | "
+            f"{_spread(own, 'cost', 2)} ({own['budget'][0]:g}) | {_spread(own, 'passive', 2)} | "
+            f"{_spread(own, 'return', 0)} | {own['steps'].max():,} | {own['hours'].mean():.1f} |"
+        )
+
+
+def _spread(rows: pl.DataFrame, column: str, digits: int) -> str:
+    if column not in rows.columns or not rows[column].count():
+        return "-"
+    mean, std = rows[column].mean(), rows[column].std()
+    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
+
+def figure(curves: pl.DataFrame) -> Chart:
+    """Two panels for each label: the task, and cost with its budget, over training."""
+    panels = []
+    for (label,), own in curves.group_by("label", maintain_order=True):
+        task = next(name for name in TASKS if name in own.columns and own[name].count())
+        budget = own["budget"][0]
+        for column, name in ((task, f"{task}, mean of an epoch"), ("cost", "episode cost")):
+            rules: list[Mark] = [Rule(budget, f"budget {budget:g}")] if column == "cost" else []
+            panels.append(Panel(str(label), Axis("steps"), Axis(name, low=0.0), [*rules, *seeds(own, column)]))
+    keys = (("line", "mean over seeds"), ("band", "± 1 deviation"), ("faint", "single seeds"))
+    return Chart("drivers", "Learning to drive", panels, ["agent"], legend=True, keys=keys)
+
+
+def seeds(rows: pl.DataFrame, column: str, window: int = 5) -> Iterator[Mark]:
+    """A faint line per seed, smoothed over some epochs, and mean and deviation where all seeds have been."""
+    smooth = rows.sort("seed", "steps").with_columns(
+        pl.col(column).rolling_mean(window, min_samples=1).over("seed").alias("value")
+    )
+    for _, own in smooth.group_by("seed", maintain_order=True):
+        yield Line("agent", own["steps"].to_list(), own["value"].to_list(), f"seed {own['seed'][0]}", faint=True)
+    count = smooth["seed"].n_unique()
+    shared = smooth.group_by("steps").agg(
+        pl.col("value").mean().alias("mean"), pl.col("value").std().alias("std"), pl.len().alias("n")
+    ).filter(pl.col("n") == count).sort("steps")  # fmt: skip
+    steps, mean = shared["steps"].to_list(), shared["mean"].to_list()
+    yield Line("agent", steps, mean, "mean")
+    if count > 1:
+        std = [0.0 if value is None or math.isnan(value) else value for value in shared["std"]]
+        low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
+        yield Band("agent", steps, low, high)
+
+
+if __name__ == "__main__":
+    main()
