@@ -107,8 +107,10 @@ def _mean(table: pl.DataFrame, column: str) -> float:
 
 def table(rows: pl.DataFrame) -> Iterator[str]:
     """The figures of each label in each world as Markdown: means over runs, with their standard deviation."""
-    headings = ("agent", "evaluated in", "runs x episodes", "task", "without cost", "cost (budget)", "passive", "return",
-                "steps", "hours a run")  # fmt: skip
+    headings = (
+        "agent", "evaluated in", "runs x episodes", "task", "without cost", "cost (budget)", "passive", "return",
+        "steps", "hours a run",
+    )  # fmt: skip
     yield f"| {' | '.join(headings)} |"
     yield "|---|---" + "|--:" * (len(headings) - 2) + "|"
     for (label, env), own in rows.group_by("label", "env", maintain_order=True):
