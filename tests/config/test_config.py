@@ -66,6 +66,7 @@ configs = st.builds(
     init_from=st.none() | _text,
     init_critics=st.booleans(),
     init_std=st.none() | _number | st.lists(_number, max_size=2).map(tuple),
+    init_mean=_number | st.lists(_number, max_size=2).map(tuple),
     budget=st.none() | _number,
     cost_window=st.just("epoch") | _count,
     normalise_observations=st.booleans(),
@@ -97,7 +98,7 @@ def _replace(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 def test_the_strategies_cover_every_setting():
     """A field added to the run's configuration must be added to the round trips here."""
-    assert len(dataclasses.fields(TrainConfig)) == 26
+    assert len(dataclasses.fields(TrainConfig)) == 27
 
 
 @quick

@@ -12,6 +12,7 @@ from vlmsafe.config.methods import config_from_yaml
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import read_yaml
 from vlmsafe.errors import InputError
+from vlmsafe.learners.networks import Stack
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of
 from vlmsafe.runs.warm_start import describe_start, read_start
 
@@ -68,6 +69,16 @@ def test_the_deviation_may_be_another(source, tmp_path):
     policy = state(run, 0).arrays["networks"][0]
     assert np.exp(policy[-1]) == pytest.approx(0.15)
     np.testing.assert_array_equal(policy[:-1], state(source, 4).arrays["networks"][0][:-1])
+
+
+def test_the_mean_may_be_shifted(source, tmp_path):
+    run = warm(source, tmp_path / "run", init_mean=-0.2)
+    ours, theirs = (Stack(one.shape, one.arrays["networks"]).policy() for one in (state(run, 0), state(source, 4)))
+    observation = np.ones(len(theirs.layers[0][0][0]), np.float32)
+    np.testing.assert_allclose(ours.mean(observation), theirs.mean(observation) - 0.2, rtol=1e-5)
+    with pytest.raises(InputError, match="init_mean has 3 values"):
+        warm(source, tmp_path / "other", init_mean=(0.0, 0.0, 0.1))
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_run_records_what_it_took_with_a_digest(source, tmp_path):
@@ -151,7 +162,7 @@ def test_a_source_that_is_no_trained_run_is_refused(source, tmp_path):
         train(**{**SMALL, "init_from": str(untrained)}, run_dir=str(tmp_path / "run"))
     with pytest.raises(InputError, match="is not a run directory"):
         train(**{**SMALL, "init_from": str(tmp_path / "nowhere")}, run_dir=str(tmp_path / "run"))
-    for lonely in ({"init_critics": True}, {"init_std": 0.1}):
+    for lonely in ({"init_critics": True}, {"init_std": 0.1}, {"init_mean": 0.1}):
         with pytest.raises(InputError, match="is set, but init_from is not"):
             train(**{**SMALL, **lonely}, run_dir=str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

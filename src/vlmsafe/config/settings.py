@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import tyro
 
 from vlmsafe.config.bounds import (
+    Finite,
     NonNegative,
     NonNegativeInt,
     OpenShare,
@@ -162,6 +163,8 @@ class TrainConfig:
     """Whether the run also begins with the critics of init_from, as far as both have them."""
     init_std: Positive | tuple[Positive, ...] | None = None
     """Standard deviation of the actions of init_from's policy, one for all or one per action; by default its own."""
+    init_mean: Finite | tuple[Finite, ...] = 0.0
+    """What is added to the mean of the actions of init_from's policy, one for all or one per action."""
     budget: NonNegative | None = None
     """Cost budget d per episode; by default the environment's own."""
     cost_window: PositiveInt | Literal["epoch"] = 100
@@ -290,9 +293,10 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     for name, part in (("multiplier", config.multiplier), ("signal.multiplier", signal.multiplier)):
         if part.upper_bound is not None and not part.upper_bound >= part.initial:
             yield f"{name}.upper_bound is {part.upper_bound}; it must be at least {name}.initial, {part.initial}"
-    if config.init_from is None and (config.init_critics or config.init_std is not None):
-        given = "init_critics" if config.init_critics else "init_std"
-        yield f"{given} is set, but init_from is not; name a run to start from"
+    if config.init_from is None:
+        changes = {"init_critics": config.init_critics, "init_std": config.init_std, "init_mean": config.init_mean}
+        for name in (name for name, value in changes.items() if value):
+            yield f"{name} is set, but init_from is not; name a run to start from"
     if config.init_from is not None and learner.final_std is not None and config.init_std is None:
         yield "learner.final_std is set, but init_std is not; name the standard deviation from which it falls"
     frames, episodes = signal.calibration.frames, signal.calibration.episodes

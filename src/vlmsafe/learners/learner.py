@@ -140,6 +140,10 @@ class Learner(abc.ABC):
         self.networks.log_std[:] = np.log(std)
         self._raise_std()
 
+    def shift_mean(self, shift: PerAction) -> None:
+        """Add something to the mean of the policy's actions in every state."""
+        self.networks.biases[-1][POLICY] += np.asarray(shift, np.float32)
+
     def _raise_std(self) -> None:
         """Keep the standard deviation above its floor."""
         if self._lowest_log_std is not None:

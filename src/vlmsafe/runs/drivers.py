@@ -141,7 +141,7 @@ def write_driver(folder: Path, run: Run, card: Mapping[str, Any], picture: bytes
         raise InputError(f"{run.path} has a signal; a driver is trained without one")
     found, _ = run.checkpoint()
     config = dataclasses.replace(
-        run.config, run_dir=None, init_from=None, init_critics=False, init_std=None, tensorboard=False
+        run.config, run_dir=None, init_from=None, init_critics=False, init_std=None, init_mean=0.0, tensorboard=False
     )
     settings = {name: value for name, value in to_dict(config).items() if name != "run_dir"}
     recorded = {name: value for name, value in run.recorded().items() if name in _RECORDED}

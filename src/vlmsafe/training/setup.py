@@ -66,6 +66,7 @@ def _check_per_action(config: TrainConfig, actions: int) -> None:
         "learner.initial_mean": learner.initial_mean,
         "learner.final_std": learner.final_std,
         "init_std": config.init_std,
+        "init_mean": config.init_mean,
     }
     for name, value in given.items():
         if isinstance(value, tuple) and len(value) not in (1, actions):

@@ -341,6 +341,7 @@ class Trainer:
         self.learner.take_over(start.arrays["networks"])
         if self.config.init_std is not None:
             self.learner.set_std(self.config.init_std)
+        self.learner.shift_mean(self.config.init_mean)
         if self.config.normalise_observations:
             self.normaliser = Normaliser.from_arrays(start.arrays)
             self.normaliser.clip = self.config.observation_clip
