@@ -1,6 +1,7 @@
 """Collecting on MetaDrive Hard: what more workers bring, and what collecting costs on top of the bare simulator.
 
     python benchmarks/collect.py [--workers 2] [--steps 1000] [--rounds 5]
+    python benchmarks/collect.py --run driver:metadrive-easy
 
 Scaling: a share of experience collected by one worker, and the same share by each of several at once; it needs as many
 free cores. (The shares are equal because episodes differ several times in cost per step, and an epoch waits for its
@@ -8,12 +9,14 @@ slowest worker.)
 Overhead: the same episodes driven once through `collect` (policy, normaliser, checks, records) and once through
 MetaDrive's own SafeMetaDriveEnv with the actions replayed and nothing else, in CPU time of the process. Each pair is
 measured side by side in every round. Exit code 1 if a promise is missed.
+With `--run`, only the CPU time of collecting with the policy of a run or a shipped driver is measured, in its world.
 """
 
 from __future__ import annotations
 
 import vlmsafe  # isort: skip  # noqa: F401 - first: it pins the kernels, as for a run
 
+import dataclasses
 import os
 import statistics
 import sys
@@ -31,9 +34,11 @@ from rich.table import Table
 from vlmsafe.envs.api import Env
 from vlmsafe.envs.registry import ENVS, env_spec
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
+from vlmsafe.evaluation.plan import load_policy
 from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.learners.policy import ActionMap, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
+from vlmsafe.runs.drivers import open_run
 from vlmsafe.training.collect import CollectTask, Share, collect
 
 PROMISE_SCALING, PROMISE_OVERHEAD = 0.9, 0.05  # of ideal scaling at least; of the bare simulator's time at most
@@ -51,6 +56,8 @@ class Options:
     """Steps of one worker's share."""
     rounds: int = 5
     """How often each pair is measured."""
+    run: str | None = None
+    """Run directory or driver:<name> whose policy collects."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +159,27 @@ def measure_overhead(options: Options) -> list[tuple[float, float]]:
     return pairs
 
 
+def measure_run(options: Options, console: Console) -> None:
+    """Print the CPU time per step of collecting with the policy of a run."""
+    assert options.run is not None
+    run = open_run(options.run)
+    spec, (policy, normaliser) = run.config.spec, load_policy(run, run.checkpoint()[0])
+    task = CollectTask(policy, normaliser, spec.training, spec.traffic, options.steps, seed=(0,), metrics=spec.metrics)
+    table = Table("round", "collect, ms/step", "episodes", title=f"{run.config.env}: collecting in CPU time")
+    for number in range(1, options.rounds + 1):
+        with WorkerPool[Timed](EnvRecipe(spec, spec.training), 1, fresh=True) as pool:
+            found = pool.run([CollectTimed(dataclasses.replace(task, seed=(number,)))])
+        assert found is not None
+        table.add_row(str(number), f"{1e3 * found[0].seconds / options.steps:.3f}", str(len(found[0].lengths)))
+    console.print(table)
+
+
 def main() -> int:
     options = tyro.cli(Options)
     console = Console(highlight=False)
+    if options.run is not None:
+        measure_run(options, console)
+        return 0
     scaling, overhead = measure_scaling(options), measure_overhead(options)
     gain = statistics.median(several / one for one, several in scaling)
     promised = PROMISE_SCALING * options.workers

@@ -1,14 +1,15 @@
-"""One epoch's update of each learner: this package against OmniSafe 0.5.0, and PPO-Lagrangian against eager PyTorch.
+"""One epoch's update of each learner: this package against OmniSafe 0.5.0, eager PyTorch and Stable-Baselines3.
 
     python benchmarks/update.py [--passes 40] [--learners ppo-lag cpo ...]
-    python benchmarks/update.py --learners ppo-lag --hidden 128 128 --batch-size 256 --passes 4
+    python benchmarks/update.py --learners ppo ppo-lag --hidden 128 128 --batch-size 256 --passes 4
 
 All sides do the same work on the same data in the same minibatch order (20,000 samples of 259 dimensions, minibatches
 of 64 and for CPO 128, KL early stop off), one after another in one run, each on one thread. PPO-Lagrangian makes 40
 passes, the others 4, because OmniSafe's take long and the time per minibatch does not change; CPO's whole update, with
 its policy step, is timed at its own 10 passes for the critics. OmniSafe runs in a Python 3.10 environment of its own
 under .benchmarks/, which this script sets up from the package index on first use (about a gigabyte); where Python 3.10
-is missing that part is skipped with a message. Times are CPU seconds. Ratios are promised for the paper's sizes only.
+is missing that part is skipped with a message. Eager PyTorch takes part in PPO-Lagrangian and Stable-Baselines3 in PPO,
+the learner that it has (`sb3_update.py`). Times are CPU seconds. Ratios are promised for the paper's sizes only.
 Exit code 1 if a ratio falls short of its promise or the results differ.
 """
 
@@ -32,6 +33,8 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from sb3_update import NAME as SB3
+from sb3_update import run_sb3
 
 from vlmsafe.config.learning import LearnerConfig
 from vlmsafe.config.methods import METHODS
@@ -256,7 +259,10 @@ def run_omnisafe(python: Path, work: Work, batch: Batch, orders: list[Any]) -> t
             return float(answer["seconds"]), after
 
 
-def largest_difference(one: Parameters, other: Parameters) -> float:
+def largest_difference(one: Parameters | None, other: Parameters | None) -> float | None:
+    """Between parameters of the same names; None where one side has others."""
+    if one is None or other is None:
+        return None
     return max(float(np.abs(one[key] - other[key]).max()) for key in one)
 
 
@@ -266,11 +272,15 @@ def compare(work: Work, batch: Batch, python: Path | None, table: Table) -> bool
     rng = np.random.default_rng(order_seed)
     orders = [rng.permutation(work.samples) for _ in range(2 * work.passes)]  # CUP makes two stages of passes
 
-    def run_all(passes: int) -> dict[str, tuple[float, Parameters]]:
+    def run_all(passes: int) -> dict[str, tuple[float, Parameters | None]]:
         chosen = dataclasses.replace(work, passes=passes)
-        results = {"vlmsafe": run_ours(chosen, batch, order_seed)}
+        results: dict[str, tuple[float, Parameters | None]] = {"vlmsafe": run_ours(chosen, batch, order_seed)}
         if work.learner == "ppo-lag":
             results["eager PyTorch"] = run_eager(chosen, batch, orders[:passes])
+        if work.learner == "ppo":
+            config = chosen.config
+            seconds = run_sb3(batch, config.hidden, config.batch_size, config.update_iters, config.actor_lr)
+            results[SB3] = seconds, None
         if python is not None:
             results["OmniSafe 0.5.0"] = run_omnisafe(python, chosen, batch, orders)
         return results
@@ -292,8 +302,8 @@ def compare(work: Work, batch: Batch, python: Path | None, table: Table) -> bool
         took = seconds if name == "vlmsafe" else theirs
         differences = [largest_difference(given["vlmsafe"][1], given[name][1]) for given in (early, results)]
         row = [f"{took:.2f}", f"{1e3 * took / work.minibatches:.3f}", f"{took / seconds:.2f}"]
-        table.add_row(work.learner, name, *row, *(f"{difference:.1e}" for difference in differences))
-        kept &= took / seconds >= promises.get(name, 0.0) and differences[0] <= TOLERANCE
+        table.add_row(work.learner, name, *row, *("-" if one is None else f"{one:.1e}" for one in differences))
+        kept &= took / seconds >= promises.get(name, 0.0) and (differences[0] or 0.0) <= TOLERANCE
     return kept
 
 

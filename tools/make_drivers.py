@@ -52,7 +52,7 @@ RULE = (
     "of the seeds whose mean cost is within the budget (of all if none is) the highest {figure}, then the lowest cost"
 )
 ROWS, COLUMNS, HEIGHT = 3, 6, 128  # episodes in a picture, frames of each, pixels of a frame
-COST, FREE = (230, 120, 20), (255, 255, 255)  # the border of a frame
+COST, FREE = (230, 120, 20), (210, 210, 210)  # the border of a frame
 _PER_RUN = {"run_dir", "init_from", "recipe", "num_envs", "tensorboard", "kernels", "total_steps", "extended_from"}
 """Settings that are compared by themselves, or that may differ between the command and the run that it names."""
 
