@@ -40,9 +40,11 @@ def test_an_installed_wheel_trains_evaluates_and_reports_without_the_checkout(tm
     call(fresh / "vlmsafe", "evaluate", home / "runs" / "ppo-lag" / "seed-1", "--episodes", "2")
     call(fresh / "vlmsafe", "report", home / "runs")
     assert (home / "runs" / "report.html").stat().st_size > 10_000
-    # What comes as data, not as code: prompts, studies, the paper's tables, the shipped model and its card.
+    # What comes as data, not as code: prompts, studies, the paper's tables, drivers, the shipped model and its card.
     assert "metadrive" in call(fresh / "vlmsafe", "prompts")
     assert "generalisation" in call(fresh / "vlmsafe", "study", "list")
     assert "metadrive-hard" in call(fresh / "vlmsafe", "published", "show", "generalisation")
+    assert "braking" in call(fresh / "vlmsafe", "drivers")
+    call(fresh / "vlmsafe", "evaluate", "driver:braking", "--episodes", "2")
     call(fresh / "vlmsafe", *TRAIN, home / "runs" / "signal" / "seed-1", "--method", "vlm-ppo-lag")
     call(fresh / "vlmsafe", "trace", home / "runs" / "signal" / "seed-1", "--episodes", "1", "--frames")

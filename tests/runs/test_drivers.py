@@ -211,6 +211,15 @@ def test_a_copy_of_another_version_or_another_run_is_not_mixed_with_the_driver(s
         small.unpack("full")
 
 
+def test_a_driver_of_a_warm_started_run_needs_its_source_no_more(small, source, tmp_path):
+    warm = {"init_from": "driver:small", "init_std": 0.2, "init_mean": 0.1}
+    run = vlmsafe.train(**{**SMALL, **warm}, run_dir=str(tmp_path / "run"))
+    driver = write_driver(tmp_path / "shelf" / "warm", run, CARD, b"")
+    shutil.rmtree(small.path)
+    assert driver.run().config.init_from is None
+    np.testing.assert_array_equal(actions(driver.run()), actions(run))
+
+
 def test_a_run_with_a_signal_is_no_driver(source, tmp_path):
     signal = vlmsafe.train(
         **SMALL, method="vlm-ppo-lag", signal={"scorer": "constant:0.5"}, run_dir=str(tmp_path / "run")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.config.settings import DRIVER
+from vlmsafe.config.settings import DRIVER, TrainConfig
 from vlmsafe.config.yaml import read_yaml, to_dict, to_yaml
 from vlmsafe.errors import InputError, RunError, unknown_name
 from vlmsafe.io.disk import disk_errors, make_directory
@@ -140,9 +140,8 @@ def write_driver(folder: Path, run: Run, card: Mapping[str, Any], picture: bytes
     if run.config.signal.scorer != "none":
         raise InputError(f"{run.path} has a signal; a driver is trained without one")
     found, _ = run.checkpoint()
-    config = dataclasses.replace(
-        run.config, run_dir=None, init_from=None, init_critics=False, init_std=None, init_mean=0.0, tensorboard=False
-    )
+    unset: Any = {one.name: one.default for one in dataclasses.fields(TrainConfig) if one.name.startswith("init_")}
+    config = dataclasses.replace(run.config, **unset, tensorboard=False)
     settings = {name: value for name, value in to_dict(config).items() if name != "run_dir"}
     recorded = {name: value for name, value in run.recorded().items() if name in _RECORDED}
     arrays = {name: array for name, array in found.arrays.items() if name.startswith("normaliser.")}
