@@ -2,7 +2,7 @@
 
     python benchmarks/metadrive.py [--episodes 300] [--runs RUN ...] [--profile metadrive-hard]
 
-Episodes are spread over the levels, their traffic densities and the drivers: MetaDrive's scripted one, random actions,
+Episodes are spread over the levels, their traffic densities and the drivers: the scripted one, random actions,
 and the sampled actions of trained runs given by --runs. Each episode is driven by both paths, in processes of their own
 that run at the same time. A digest covers every observation, reward and cost, and position, heading and speed of every
 car after every step. Times are CPU time of the process; a pair's ratio is taken on the same episodes.

@@ -3,6 +3,8 @@
 env.py        the environment
 simulator.py  MetaDrive, changed so that episodes repeat exactly
 fast.py       the same episodes in less time; the parts of it are:
+careful.py    a careful driver of the agent's car
+paths.py      where a car that keeps to its lane will be
 traffic.py    the traffic cars
 driver.py     how a traffic car drives
 neighbours.py which cars it has around it

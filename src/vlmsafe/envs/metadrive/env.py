@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from metadrive.engine.engine_utils import engine_initialized
-from metadrive.policy.idm_policy import IDMPolicy
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
+from vlmsafe.envs.metadrive.careful import CarefulDriver
 from vlmsafe.envs.metadrive.internals import difference
 from vlmsafe.envs.metadrive.painter import draw_frame, draw_roads
 from vlmsafe.envs.metadrive.ramps import MendedBlocks
@@ -26,7 +26,6 @@ from vlmsafe.envs.metadrive.simulator import OrderedLidar, Simulator, on_the_roa
 from vlmsafe.errors import EnvironmentFailure, InputError
 
 if difference() is None:
-    from vlmsafe.envs.metadrive.driver import Driver
     from vlmsafe.envs.metadrive.fast import FastSimulator
     from vlmsafe.envs.metadrive.reuse import Reuse
 else:
@@ -168,9 +167,8 @@ class MetaDrive(Env):
         return facts_of(self._simulator.agent, self._nearby(), self._events)
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
-        """MetaDrive's own driver of traffic cars: keeps its lane and its distance, and changes lanes to get on."""
-        driver = (Driver if self._fast else IDMPolicy)(self._simulator.agent, 0)
-        return lambda: np.array(driver.act(), np.float64)
+        """A driver that keeps to its lane and goes on only where it meets nobody; see `careful`."""
+        return CarefulDriver(self._simulator, lambda: self._traffic).act
 
     def _nearby(self) -> Nearby:
         if self._lines is None:
