@@ -53,7 +53,7 @@ RULE = (
 )
 ROWS, COLUMNS, HEIGHT = 3, 6, 128  # episodes in a picture, frames of each, pixels of a frame
 COST, FREE = (230, 120, 20), (210, 210, 210)  # the border of a frame
-_PER_RUN = {"run_dir", "init_from", "recipe", "num_envs", "tensorboard", "kernels", "total_steps", "extended_from"}
+_PER_RUN = {"run_dir", "init_from", "recipe", "tensorboard", "total_steps", "extended_from"}
 """Settings that are compared by themselves, or that may differ between the command and the run that it names."""
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import vlmsafe
+
 ROOT = Path(__file__).parents[2]
 README_LINES = 80
 
@@ -59,6 +61,9 @@ def test_pages_from_the_code_hold_what_the_code_says(site):
     assert all(code in text("reference/findings.html") for code in KINDS)
     assert all(label in text("guides/reproduce-the-paper.html") for label in labels())
     assert "steps_per_epoch" in text("reference/settings.html")
+    for name in vlmsafe.drivers():
+        assert f'id="{name}"' in text("reference/drivers.html")
+        assert (site / "images" / f"driver-{name}.png").is_file()
 
 
 def test_formulas_are_drawn_by_the_browser(site):
