@@ -7,7 +7,8 @@ import pytest
 
 from vlmsafe import resume, train, verify
 from vlmsafe.errors import InputError, RunError
-from vlmsafe.runs.checkpoint import load_checkpoint, path_of
+from vlmsafe.learners.networks import Stack
+from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of
 from vlmsafe.signals.scorers.api import ScorerFailure
 
 SIGNAL = {"scorer": "python:frame_scorer:FrameScorer", "prompts": "metadrive", "calibration": {"frames": 40}}
@@ -144,6 +145,22 @@ def test_calibration_may_use_the_policy_that_the_run_begins_with(tmp_path):
     resume(run.path, quiet=True)  # calibrates again, equally
     assert (run.path / "epochs.jsonl").read_bytes() == before
     assert not verify(run, epochs=1).differences
+
+
+def test_calibration_with_the_initial_policy_shows_it_observations_as_it_knows_them(tmp_path):
+    """A policy that goes fast only where standardised observations are far below its mean."""
+    source = train(**{**SMALL, "method": "ppo"}, run_dir=str(tmp_path / "source"))
+    found = final(source)
+    stack = Stack(found.shape, found.arrays["networks"] * 0)
+    stack.weights[0][0, 0, 0], stack.biases[0][0, 0, 0] = -1.0, -3.0  # positive only below -3
+    stack.weights[1][0, 0, 0] = stack.weights[2][0, 0, 0] = 5.0
+    stack.log_std[:] = -5.0
+    mean = {"normaliser.mean": found.arrays["normaliser.mean"] + 100.0}
+    state = Checkpoint(2, {**found.arrays, **mean, "networks": stack.block}, found.values)
+    (tmp_path / "start.safetensors").write_bytes(state.to_bytes())
+    signal = {"scorer": "oracle", "calibration": {"frames": 40, "policy": "initial"}, "cost_weight": 0.5}
+    run = train(**SMALL, signal=signal, init_from=str(tmp_path / "start.safetensors"), run_dir=str(tmp_path / "run"))
+    assert next(one for one in run.events() if one["event"] == "calibrated")["negative_median"] > 0.3
 
 
 def test_one_stream_is_an_option(tmp_path):
