@@ -168,6 +168,7 @@ TRAIN = ("train", "--total-steps", "800", "--steps-per-epoch", "400", "--run-dir
         (("drivers", "--unpack", "there"), "--unpack needs a driver"),
         (("evaluate", "driver:small", "--protocol", "none"), "unknown protocol 'none'"),
         (("evaluate", "driver:small", "--episodes", "0"), "episodes is 0; it must be at least 1"),
+        (("evaluate", "driver:small", "--env", "speeding"), "'speeding' is another world"),
         (("trace", "driver:small", "--scorer", "none"), "scorer"),
         ((*TRAIN, "driver:none"), "unknown driver 'none'. Known: small"),
         ((*TRAIN, "driver:small", "--env", "speeding"), "for 'braking', which is another world than 'speeding'"),
