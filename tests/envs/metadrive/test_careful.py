@@ -119,19 +119,19 @@ def test_the_speed_falls_before_a_bend_and_is_free_on_a_straight_road() -> None:
 
 
 def test_a_car_that_drifts_goes_on_to_the_side_and_another_returns() -> None:
-    returning, drifting = (aside(OnPath(arc(50.0), 0.0, 0.5, drift, 0.0)) for drift in (0.1, 1.0))
+    returning, drifting = (aside(OnPath(arc(50.0), 0.0, 0.5, drift, 0.0), 4.0) for drift in (0.2, 1.0))
     assert returning[0] == drifting[0] == 0.5
     assert returning[-1] < 0.1
-    assert drifting[-1] == pytest.approx(2.0)
-    assert fading(np.array([0.0, 100.0])).tolist() == [1.0, 0.0]
+    assert drifting[-1] == pytest.approx(2.5)
+    assert fading(np.array([0.0, 8.0]), 8.0).tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_it_steers_back_to_its_lane_and_around_a_bend(sign: float) -> None:
     size = {"speed": 5.0, "REAR_WHEELBASE": 1.4, "FRONT_WHEELBASE": 1.1, "max_steering": 40.0, "heading_theta": 0.0}
-    straight = steering(SimpleNamespace(position=(20.0, sign), **size), OnPath(arc(1e9), 20.0, sign, 0.0, 0.0))
+    straight = steering(SimpleNamespace(position=(20.0, sign), **size), OnPath(arc(1e9), 20.0, sign, 0.0, 0.0), 5.0)
     assert -1.0 < sign * straight < -0.05
-    turn = steering(SimpleNamespace(position=(0.0, 0.0), **size), OnPath(arc(sign * 12.0), 0.0, 0.0, 0.0, 0.0))
+    turn = steering(SimpleNamespace(position=(0.0, 0.0), **size), OnPath(arc(sign * 12.0), 0.0, 0.0, 0.0, 0.0), 5.0)
     assert sign * turn == pytest.approx(math.degrees(math.atan(2.5 / 12.0)) / 40.0, abs=0.1)
 
 

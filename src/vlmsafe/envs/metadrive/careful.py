@@ -5,7 +5,8 @@ takes narrow bends too fast. Half of its episodes on the easy level cost somethi
 
 * follows the middle of its lane by pure pursuit, at a speed that the bends ahead allow;
 * predicts where every car within sight will be in the next seconds, if it keeps to its lane and route;
-* compares ways to accelerate or brake, and takes the fastest one that meets nobody.
+* compares ways to accelerate or brake, and takes the fastest one that meets nobody;
+* changes lanes, across a broken line, where it is held up and gets further beside.
 
 It has no memory: what it does depends on the current state alone. The functions below the class are pure.
 """
@@ -13,10 +14,11 @@ It has no memory: what it does depends on the current state alone. The functions
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from metadrive.constants import PGLineType
 from numpy.typing import NDArray
 
 from vlmsafe.envs.metadrive.lanes import JOINED, wrap
@@ -42,7 +44,11 @@ _OVERHANG = 2.7  # m2; by how much the rear axle goes inside in a bend, times it
 _FADE = 5.0  # metres after which the car is back in the middle of its lane
 _NARROW = 1 / 35  # 1/m; in narrower bends traffic cars leave the middle of their lane
 _STANDS = 0.1  # m/s
-_DRIFT, _DRIFTS = 0.5, 1.5  # m/s to the side that are more than the correction of an error, and the seconds they last
+_GAP = 1.5  # metres that it leaves to a car in front of it when both stand
+_HELD_UP = 0.6  # the share of the free way below which it looks for a faster lane
+_GAIN = 5.0  # metres by which another lane must be faster in the next seconds
+_ROOM = 15.0  # metres that a lane must go on for a change
+_DRIFT, _DRIFTS = 0.1, 2.0  # m/s to the side that are more than the correction of an error, and the seconds they last
 
 
 class Boxes(NamedTuple):
@@ -77,12 +83,35 @@ class CarefulDriver:
 
     def act(self) -> NDArray[np.float64]:
         """Steering and acceleration, from -1 to 1."""
-        ego = self._ego
-        lane = self._lane()
+        ego, lane = self._ego, self._lane()
         place = self._place(ego, lane)
         near = [thing for thing in self._traffic() if math.dist(thing.position, ego.position) < SIGHT]
         others = self._predicted([thing for thing in near if not follows(thing, lane, place.along)])
-        return np.array([steering(ego, place), pedal(self._plan(place, others))])
+        reach, (acceleration, way) = _FADE, self._plan(place, _FADE, others)
+        if way < _HELD_UP * speed_limit(place) * TIMES[-1]:
+            for side, beside in self._beside(lane, place.along):
+                changed, longer = self._place(ego, beside), min(max(2.5 * ego.speed, 8.0), 18.0)
+                faster, further = self._plan(changed, longer, others, margins=(1.0,))
+                # A change that has begun goes on unless it loses, and is not taken back for a small gain.
+                begun = min(max(side * place.turned / 0.08, -1.0), 1.0)
+                if further > way + _GAIN * (1.0 - 0.8 * begun):
+                    place, reach, acceleration, way = changed, longer, faster, further
+        return np.array([steering(ego, place, reach), pedal(acceleration)])
+
+    def _beside(self, lane: Any, along: float) -> Iterator[tuple[int, Any]]:
+        """The lanes to the left (1) and right (-1) to which it may change: they go on, and the line is broken."""
+        lanes: list[Any] = self._ego.navigation.current_ref_lanes
+        following: list[Any] = self._ego.navigation.next_ref_lanes or []
+        index = lanes.index(lane)
+        if lane.length - along < _ROOM:
+            return
+        for side in (1, -1):
+            other = index - side
+            line = lane.line_types[0 if side == 1 else 1]
+            if not 0 <= other < len(lanes) or line != PGLineType.BROKEN:
+                continue
+            if not following or any(math.dist(after.start, lanes[other].end) < JOINED for after in following):
+                yield side, lanes[other]
 
     def _lane(self) -> Any:
         """The lane of the route that the car is in, or the nearest one."""
@@ -119,25 +148,24 @@ class CarefulDriver:
             if 0.5 < speed < 0.85 * _TRAFFIC:
                 futures.append(travelled(speed, 2.4, _TRAFFIC))
             for way in futures:
-                x, y, heading = place.path.at(place.along + way, aside(place))
+                x, y, heading = place.path.at(place.along + way, aside(place, speed))
                 heading = heading + place.turned * np.exp(-TIMES)
                 rows.append(Boxes(x, y, heading, length + 0.3 + 0.08 * way, sure))
-        if not rows:
-            return Boxes(*(np.empty((0, len(TIMES))) for _ in Boxes._fields))
-        return Boxes(*(np.stack(column) for column in zip(*rows, strict=True)))
+        return Boxes(*(np.array([box[part] for box in rows]).reshape(-1, len(TIMES)) for part in range(5)))
 
-    def _plan(self, place: OnPath, others: Boxes) -> float:
-        """The highest acceleration that leads into nobody's way."""
+    def _plan(
+        self, place: OnPath, reach: float, others: Boxes, margins: tuple[float, ...] = (1.0, 0.2)
+    ) -> tuple[float, float]:
+        """The highest acceleration that leads into nobody's way, and the metres that are gained by it."""
         ego, speed = self._ego, float(self._ego.speed)
         limit = speed_limit(place)
         wanted = min(ACCELERATIONS[0], max(1.5 * (limit - speed), ACCELERATIONS[-2]))
         choices = np.array([wanted, *(value for value in ACCELERATIONS if value < wanted)])
-        if not len(others.x):
-            return wanted
         ways, speeds = plans(speed, choices, max(limit, speed))
-        x, y, heading = place.path.at(place.along + ways, place.left * fading(ways))
-        for margin in (1.0, 0.2):
-            ahead = margin * (0.8 + 0.5 * speeds)
+        x, y, heading = place.path.at(place.along + ways, place.left * fading(ways, reach))
+        first = np.zeros(len(choices))
+        for margin in margins:
+            ahead = margin * (_GAP + 0.5 * speeds)
             mine = Boxes(
                 x + ahead / 2 * np.cos(heading),
                 y + ahead / 2 * np.sin(heading),
@@ -145,11 +173,12 @@ class CarefulDriver:
                 ego.LENGTH / 2 + ahead / 2,
                 np.full_like(x, ego.WIDTH / 2 + 0.2 * margin),
             )
-            free = first_meeting(mine, others)
-            best = np.maximum(free[: len(choices)], free[len(choices) :])
-            if best.max() == math.inf:
-                return float(choices[int(np.argmax(best == math.inf))])
-        return float(choices[len(choices) - 1 - int(np.argmax(best[::-1]))])
+            held, short = first_meeting(mine, others).reshape(2, -1)
+            first = np.maximum(held, short)
+            if first.max() == math.inf:
+                best = int(np.argmax(first == math.inf))
+                return float(choices[best]), float(ways[best + (0 if held[best] == math.inf else len(choices)), -1])
+        return float(choices[len(choices) - 1 - int(np.argmax(first[::-1]))]), 0.0
 
 
 def follows(thing: Any, lane: Any, along: float) -> bool:
@@ -159,9 +188,9 @@ def follows(thing: Any, lane: Any, along: float) -> bool:
     return thing.lane is not None and math.dist(thing.lane.end, lane.start) < JOINED
 
 
-def aside(place: OnPath) -> Array:
+def aside(place: OnPath, speed: float) -> Array:
     """How far to the left of its path a car will be: it returns to it, or goes on to the side if it clearly does so."""
-    if abs(place.drift) < _DRIFT:
+    if abs(place.drift) < _DRIFT + 0.05 * speed:
         return place.left * np.exp(-TIMES / 2.0)
     return place.left + place.drift * np.minimum(TIMES, _DRIFTS)
 
@@ -211,19 +240,19 @@ def speed_limit(place: OnPath) -> float:
     return float(np.sqrt(squares + 2 * _EASE * np.maximum(ways - 1.0, 0.0)).min())
 
 
-def fading(ways: Array | float) -> Array:
-    """How much of an offset from the path is left after a way: all of it at first, nothing in the end."""
-    part: Array = np.clip(np.asarray(ways) / _FADE, 0.0, 1.0)
+def fading(ways: Array | float, reach: float) -> Array:
+    """How much of an offset from the path is left after a way: all of it at first, nothing from `reach` on."""
+    part: Array = np.clip(np.asarray(ways) / reach, 0.0, 1.0)
     return 1.0 - part**2 * (3.0 - 2.0 * part)
 
 
-def steering(ego: Any, place: OnPath) -> float:
+def steering(ego: Any, place: OnPath, reach: float) -> float:
     """Pure pursuit: the rear axle turns on the circle that meets the path some metres ahead."""
     look = min(max(0.5 * float(ego.speed) + 1.5, 3.0), 7.0)
     way = look - ego.REAR_WHEELBASE
     # In a bend the front goes wider than the rear axle, so the axle has to go inside by half of that.
     inside = _OVERHANG * float(place.path.bends(np.array(place.along + way)))
-    x, y, _ = place.path.at(place.along + way, inside + place.left * fading(way))
+    x, y, _ = place.path.at(place.along + way, inside + place.left * fading(way, reach))
     cos, sin = math.cos(ego.heading_theta), math.sin(ego.heading_theta)
     dx = float(x) - ego.position[0] + ego.REAR_WHEELBASE * cos
     dy = float(y) - ego.position[1] + ego.REAR_WHEELBASE * sin
