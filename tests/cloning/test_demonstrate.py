@@ -74,6 +74,14 @@ def test_answers_beyond_the_bounds_are_cut():
     np.testing.assert_array_equal(found.actions, [[1.0, -1.0]] * 10)
 
 
+def test_answers_beyond_the_bounds_stay_where_the_environment_does_not_clip():
+    env = Steered(answer=lambda state: np.array([1.5, -3.0]))
+    env.clips = False
+    found = demonstrate(env, task(5 * HORIZON))
+    np.testing.assert_array_equal(found.actions, [[1.5, -3.0]] * 5 * HORIZON)
+    assert max(np.abs(actions).max() for actions in env.executed) > 5.0  # the environment's bounds are twice as wide
+
+
 @pytest.mark.parametrize("answer", [[0.5], [0.5, np.nan], [[0.5, 0.5]]])
 def test_an_answer_that_is_no_action_is_named(answer):
     with pytest.raises(EnvironmentFailure, match=r"expert\(\) gave the action .*; expected 2 finite numbers"):

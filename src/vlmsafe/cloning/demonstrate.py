@@ -44,7 +44,7 @@ class Demonstrations:
     observations: Array
     """[N, observation], not normalised."""
     actions: Array
-    """[N, action], from -1 to 1."""
+    """[N, action], from -1 to 1 where the environment clips actions."""
     episodes: list[dict[str, float]]
     """Return, cost and length of each episode that the environment ended."""
 
@@ -87,6 +87,11 @@ def demonstrate(env: Env, task: DemonstrationTask, tick: Callable[[int], None] =
     rng, to_env = np.random.default_rng(task.seed), ActionMap.to(env.action_space, clips=env.clips)
     observations = np.empty((task.steps, env.observation_space.shape[0]), np.float32)
     actions, episodes, step = np.empty((task.steps, size), np.float32), [], 0
+    bound = 1.0 if env.clips else math.inf  # elsewhere larger actions ask for more
+
+    def within(action: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.clip(action, -bound, bound)
+
     while step < task.steps:
         scenario = task.scenarios.draw(rng)
         details = {"traffic_seed": int(rng.integers(2**31))} if task.traffic else {}
@@ -100,10 +105,10 @@ def demonstrate(env: Env, task: DemonstrationTask, tick: Callable[[int], None] =
         noise, cut = CorrelatedNoise(strength, size, rng), rng.random() < CUT
         end, length, returned, total_cost, finished = math.inf, 0, 0.0, 0.0, False
         while not finished and length < end and step < task.steps:
-            answer = _checked(expert(), size, task.env)
+            answer = within(_checked(expert(), size, task.env))
             observations[step], actions[step] = observation, answer
             step, length = step + 1, length + 1
-            drive = np.clip(answer + noise.draw(), -1.0, 1.0) if task.clone is None else _mean(observation, *task.clone)
+            drive = within(answer + noise.draw()) if task.clone is None else _mean(observation, *task.clone)
             observation, reward, cost, terminated, truncated, _ = step_episode(
                 env, to_env(drive.astype(np.float32)), scenario, length
             )
@@ -123,11 +128,11 @@ def _mean(observation: Array, policy: Policy, normaliser: Normaliser) -> Array:
 
 
 def _checked(answer: Any, size: int, env: str) -> NDArray[np.float64]:
-    """The scripted driver's action, cut to [-1, 1]."""
+    """The scripted driver's action."""
     action = np.asarray(answer, np.float64)
     if action.shape != (size,) or not np.isfinite(action).all():
         raise EnvironmentFailure(
             f"environment '{env}': expert() gave the action {action.tolist()}; expected {size} finite numbers from -1 "
             "to 1"
         )
-    return np.clip(action, -1.0, 1.0)
+    return action

@@ -82,7 +82,8 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     def expert(self) -> Callable[[], NDArray[np.float64]] | None:
         """A scripted driver for the current episode, or None. Called once per step, it returns actions in [-1, 1].
 
-        It may read anything in the simulator. Recordings and clones use it; no learner does.
+        Where actions are not clipped, it may ask for more. It may read anything in the simulator. Recordings and clones
+        use it; no learner does.
         """
         return None
 

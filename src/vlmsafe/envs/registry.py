@@ -118,6 +118,7 @@ ENVS: dict[str, EnvSpec] = {
             package="bullet_safety_gym",
             install="pip install 'pybullet>=3.2.6' && pip install --no-deps 'bullet-safety-gym>=1.4,<2'",
             metrics=("goals", "path", "net_progress"),
+            passive_below=1.0,  # goals came less than a metre nearer; random actions return 0.01, a goal pays 5
             prompts="bullet",
             indicators=False,
             variants={

@@ -25,6 +25,12 @@ def test_a_faster_car_gets_farther_within_the_published_horizon():
     assert driven("formula-one-l0:fast", 1)[0] > driven("formula-one-l0", 1)[0] > 0.0
 
 
+def test_barriers_do_not_stop_the_faster_car():
+    stages, cost = driven("formula-one-l2:fast", 3, until=3)
+    assert stages == 3.0
+    assert cost < 25.0
+
+
 @pytest.mark.parametrize("scenario", [1, 7])
 def test_it_completes_a_stage_on_level_two_within_the_published_horizon_without_cost(scenario):
     stages, cost = driven("formula-one-l2", scenario, until=1)

@@ -1,14 +1,16 @@
-"""A scripted driver: it follows the shortest way to the goal around puddles and box with short plans.
+"""A scripted driver: it predicts where some hundred plans lead, and follows the best ones to the goal.
 
-A map holds the length of the way from every place to the goal, around the puddles and the path of the box. At each step
-the driver compares some hundred plans and starts the one that keeps its distance from everything and ends with the
-shortest way left. A plan is two arcs, each with its own steering, forwards or backwards. At full steering the car turns
-on a circle of 2 m at every speed.
+A plan is two arcs, each with its own throttle and steering. The driver predicts each plan for 1.4 s and estimates when
+the car would reach the goal: by the plan, or by the shortest way from the plan's end. A map holds the length of that
+way from every place, around the puddles and the path of the box. Time in puddles, at the box or at the walls makes a
+plan worse. The answer is a mean over plans, in which nearly the best ones count most: small changes of the scene then
+make small changes of the action, which a clone can learn.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -21,47 +23,36 @@ from vlmsafe.envs.bullet.scene import BOX_ORBIT, CAR_RADIUS, GOAL_RADIUS, PUDDLE
 
 Array = NDArray[np.float64]
 
-_CURVATURE = 0.5  # 1/m, at full steering
-_STEERING = np.linspace(-1.0, 1.0, 9)
-_WAYS = ((1.0, 1.0), (-1.0, 1.0), (-1.0, -1.0))  # forwards; backwards, then forwards; backwards
-_PIECE = 0.3  # metres between the points of a plan
-_POINTS = 16  # of which half belong to the first arc
-_CRUISE, _REVERSE = 2.0, -1.5  # m/s
-_THROTTLE = 0.22  # per m/s, about what holds a speed
-_GAIN = 0.8  # per m/s that is missing
+# The car as plans predict it. At full steering it turns on a circle of 2 m at every speed.
+_CURVATURE = 0.48  # 1/m, at steering 1
+_TOP_SPEED = 4.6  # m/s, at throttle 1
+_LAG = 0.95  # seconds in which speed follows the throttle
+_SCRUB = 0.25  # the share of the speed that steering 1 takes
 
-_MARGIN = 0.35  # metres kept from where a puddle costs
-_BOX_MARGIN = 1.6  # from the middle of the box to that of the car
-_BOX_BERTH = 1.3  # the same where a way is chosen, from the box's whole path
-_WALL_MARGIN = 1.0
-_ARRIVAL = GOAL_RADIUS - 0.2
+_STEP = 0.1  # seconds
+_STEPS = (5, 9)  # of the first arc and of the second
+_THROTTLES = ((1.0, 1.0), (0.3, 1.0), (-1.0, 1.0))
+_STEERINGS = 7  # values of each arc's steering
 
-# Weights in the comparison of plans, in metres of way.
-_NEARNESS = 40.0  # of a metre too near something, at each metre
-_BACKWARDS = 1.0  # of an arc backwards
-_CHANGE = 1.5  # of stopping to go the other way
-_ASKEW = 1.0  # of a plan that ends at right angles to the way on
+# Where something costs, in seconds of way per second.
+_IN_PUDDLE, _PUDDLE_MARGIN, _PUDDLE_EDGE = 5.8, 0.35, 0.3  # rises over 0.3 m, from 0.35 m before the puddle costs
+_AT_BOX, _BOX_MARGIN = 3.0, 1.35  # metres from the middle of the box to that of the car
+_AT_WALL, _WALL_MARGIN = 4.0, 0.9
+_EDGE = 0.3  # metres over which the last two rise to their full value
 
+# What remains after a plan.
+_PACE = 3.6  # m/s
+_TURNING = 0.55  # seconds per radian between the car and its way
+_SLOW = 0.25  # seconds per m/s below the usual pace
+_REVERSING = 0.3  # seconds; a car that stops to go the other way often comes back
+_BLUR = 0.1  # seconds; plans that are later than the best by this count e times less
+
+_MARGIN = 0.25  # metres kept from where a puddle costs, where a way is chosen
+_BOX_BERTH = 1.3  # the same from the middle of the box, on its whole path
 _CELL = 0.4  # metres
 _AXIS = np.arange(-9.2, 9.21, _CELL)
 _NEIGHBOURS = ((1, 0), (0, 1), (1, 1), (1, -1), (2, 1), (1, 2), (2, -1), (1, -2))
-_PROHIBITIVE = 20.0  # times the length of a way through what costs
-
-
-def _plans() -> tuple[Array, Array, Array, Array]:
-    """Every plan, starting along x: steering [P] of its first arc, ways [P, 2], points [P, T, 2], last headings [P]."""
-    each = itertools.product(_STEERING.tolist(), _STEERING.tolist(), _WAYS)
-    steering, ways = (np.array(part) for part in zip(*(((s, t), way) for s, t, way in each), strict=True))
-    signs = np.repeat(ways, _POINTS // 2, axis=1)
-    turns = _CURVATURE * _PIECE * signs * np.repeat(steering, _POINTS // 2, axis=1)
-    turned = np.cumsum(turns, axis=1)
-    middle = turned - 0.5 * turns  # the heading half way along each piece
-    pieces = (_PIECE * signs)[..., None] * np.stack([np.cos(middle), np.sin(middle)], axis=-1)
-    return steering[:, 0], ways, np.cumsum(pieces, axis=1), turned[:, -1]
-
-
-_FIRST, _PLAN_WAYS, _PATHS, _TURNED = _plans()
-_LENGTHS: Array = _PIECE * np.arange(1.0, _POINTS + 1.0)
+_PROHIBITIVE = 3.0  # times the length of a way through what costs
 
 
 def way_map(goal: Array, puddles: Array, orbit: Array) -> Array:
@@ -92,10 +83,13 @@ def way_map(goal: Array, puddles: Array, orbit: Array) -> Array:
 class ReachDriver:
     """Drives one episode."""
 
-    def __init__(self, orbit: Array, box_after: Callable[[Array], Array]) -> None:
+    def __init__(self, orbit: Array, box_after: Callable[[Array], Array], most_steering: float) -> None:
         """`orbit` is the middle of the box's path; `box_after` gives its position after a number of seconds."""
         self._orbit, self._box_after = orbit, box_after
         self._goal: tuple[float, ...] = ()
+        steerings = np.linspace(-most_steering, most_steering, _STEERINGS).tolist()
+        plans = itertools.product(_THROTTLES, itertools.product(steerings, steerings))
+        self._throttles, self._steerings = np.moveaxis(np.array(list(plans)), 1, 0)  # [P, 2] each
 
     def act(self, scene: Scene) -> Array:
         """The action: throttle and steering."""
@@ -103,38 +97,63 @@ class ReachDriver:
             self._goal = tuple(scene.goal)
             self._map = way_map(scene.goal, scene.puddles, self._orbit)
             self._slopes = [np.gradient(self._map, _CELL, axis=axis) for axis in (0, 1)]
-        along = float(scene.velocity @ scene.forward)
-        axes = np.array([scene.forward, [-scene.forward[1], scene.forward[0]]])
-        points = scene.car + _PATHS @ axes  # [P, T, 2]
-        lack = _lack(points[:, :, None] - scene.puddles, PUDDLE_RADIUS + CAR_RADIUS + _MARGIN).sum(axis=-1)
-        lack += _lack(points - self._box_after(_LENGTHS / max(abs(along), 1.0)), _BOX_MARGIN)
-        lack += np.maximum(np.abs(points).max(axis=-1) - (WALLS - _WALL_MARGIN), 0.0)
-        price = self._remaining(points, scene, axes)
-        price += _NEARNESS * _PIECE * lack.sum(axis=1) + _BACKWARDS * (_PLAN_WAYS < 0.0).sum(axis=1)
-        price += _CHANGE * (_PLAN_WAYS[:, 0] * along < -0.2)
-        best = int(price.argmin())
-        speed = _REVERSE if _PLAN_WAYS[best, 0] < 0.0 else _CRUISE
-        if lack[best, : _POINTS // 2].max() > 0.2:
-            speed *= 0.5
-        throttle = np.clip(_THROTTLE * speed + _GAIN * (speed - along), -1.0, 1.0)
-        return np.array([throttle, _FIRST[best]])
+        points, headings, speeds = self._predict(scene)  # [T, P, 2], [P], [P]
+        steps = len(points)
+        arrived = _distances(points - scene.goal) < GOAL_RADIUS - 0.1
+        last = np.where(arrived.any(axis=0), arrived.argmax(axis=0), steps)  # the step in which the plan is over
+        price = _STEP * (self._dangers(points, scene) * (np.arange(steps)[:, None] <= last)).sum(axis=0)
+        price += np.where(
+            last < steps, _STEP * (last + 1), _STEP * steps + self._remaining(points[-1], headings, speeds)
+        )
+        price += _REVERSING * (self._throttles[:, 0] * (scene.velocity @ scene.forward) < -0.3)
+        weights = np.exp(-(price - price.min()) / _BLUR)
+        weights /= weights.sum()
+        return np.array([weights @ self._throttles[:, 0], weights @ self._steerings[:, 0]])
 
-    def _remaining(self, points: Array, scene: Scene, axes: Array) -> Array:
-        """The way left after each plan, [P]; a plan that reaches the goal early is credited with its remainder."""
-        ends = points[:, -1]
+    def _predict(self, scene: Scene) -> tuple[Array, Array, Array]:
+        """Where the car is at each step of each plan, [T, P, 2], and its last heading and speed, [P] each."""
+        count = len(self._throttles)
+        speed = np.full(count, scene.velocity @ scene.forward)
+        heading = np.full(count, math.atan2(scene.forward[1], scene.forward[0]))
+        moves = []
+        for arc, steps in enumerate(_STEPS):
+            steering = self._steerings[:, arc]
+            aim = _TOP_SPEED * self._throttles[:, arc] * (1.0 - _SCRUB * np.abs(steering))
+            for _ in range(steps):
+                speed = speed + _STEP / _LAG * (aim - speed)
+                turn = _STEP * _CURVATURE * speed * steering
+                middle = heading + turn / 2
+                moves.append(_STEP * speed[:, None] * np.stack([np.cos(middle), np.sin(middle)], axis=-1))
+                heading = heading + turn
+        return scene.car + np.cumsum(moves, axis=0), heading, speed
+
+    def _dangers(self, points: Array, scene: Scene) -> Array:
+        """What being at each point costs, [T, P], in seconds per second."""
+        to_puddle = _distances(points[:, :, None] - scene.puddles).min(axis=-1) - PUDDLE_RADIUS - CAR_RADIUS
+        to_box = _distances(points - self._box_after(_STEP * np.arange(1.0, len(points) + 1.0))[:, None])
+        to_wall = WALLS - np.abs(points).max(axis=-1)
+        dangers: Array = _IN_PUDDLE * np.clip((_PUDDLE_MARGIN - to_puddle) / _PUDDLE_EDGE, 0.0, 1.0)
+        dangers += _AT_BOX * np.clip((_BOX_MARGIN - to_box) / _EDGE, 0.0, 2.0)
+        dangers += _AT_WALL * np.clip((_WALL_MARGIN - to_wall) / _EDGE, 0.0, 3.0)
+        return dangers
+
+    def _remaining(self, ends: Array, headings: Array, speeds: Array) -> Array:
+        """About how many seconds it takes from the end of each plan to the goal, [P]."""
         cells = ((ends - _AXIS[0]) / _CELL).T
         left = map_coordinates(self._map, cells, order=1, mode="nearest")
-        downhill = -np.stack(
-            [map_coordinates(slope, cells, order=1, mode="nearest") for slope in self._slopes], axis=-1
-        )
-        heading = np.stack([np.cos(_TURNED), np.sin(_TURNED)], axis=-1) @ axes
-        aligned = (heading * downhill).sum(axis=-1) / np.maximum(np.hypot(*downhill.T), 1e-9)
-        left = left + _ASKEW * (1.0 - aligned)
-        arrived = np.hypot(*np.moveaxis(points - scene.goal, -1, 0)) < _ARRIVAL
-        in_hand = _LENGTHS[-1] - _LENGTHS[arrived.argmax(axis=1)]
-        return np.where(arrived.any(axis=1), -in_hand, left)
+        downhill = -np.array([map_coordinates(slope, cells, order=1, mode="nearest") for slope in self._slopes])
+        motion = np.sign(speeds) * np.array([np.cos(headings), np.sin(headings)])
+        aligned = (motion * downhill).sum(axis=0) / np.maximum(np.hypot(*downhill), 1e-9)
+        seconds: Array = np.maximum(left - GOAL_RADIUS, 0.0) / _PACE
+        seconds += _TURNING * np.arccos(np.clip(aligned, -1.0, 1.0))
+        return seconds + _SLOW * np.maximum(_PACE - np.abs(speeds), 0.0)
+
+
+def _distances(ways: Array) -> Array:
+    """The lengths of ways [..., 2]."""
+    return np.hypot(ways[..., 0], ways[..., 1])
 
 
 def _lack(ways: Array, distance: float) -> Array:
     """By how much ways [..., 2] are shorter than a distance; 0 where they are longer."""
-    return np.maximum(distance - np.hypot(ways[..., 0], ways[..., 1]), 0.0)
+    return np.maximum(distance - _distances(ways), 0.0)

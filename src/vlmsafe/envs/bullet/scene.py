@@ -24,7 +24,7 @@ BOX_ORBIT = 0.7  # the radius of its path, along which it moves at one radian pe
 CAR_REAR, CAR_FRONT, CAR_HALF_WIDTH = -0.75, 0.62, 0.44  # of the bodies that collide, from the centre of mass
 CAR_LENGTH = CAR_FRONT - CAR_REAR
 WALLS = 9.9  # the room spans -9.9 to 9.9 both ways
-USUAL_SPEED = 1.6  # m/s; the scripted driver's mean
+USUAL_SPEED = 1.6  # m/s; a careful driver's mean
 SIGHT = 10.0  # car lengths, how far `clear_ahead` looks
 
 # A gap of a quarter of a metre, as close as a careful driver passes, gives 1/e; so does contact in a second.
