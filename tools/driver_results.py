@@ -5,22 +5,26 @@
     python tools/driver_results.py figure docs/images/driver-curves.png
 
 `collect` replaces what the tables hold under the same label. Runs are too large for the repository; these tables are
-what is kept of them: `curves.csv` has a row per run and epoch, `evaluations.csv` one per run and evaluation.
+what is kept of them: `curves.csv` has a row per run and epoch, `evaluations.csv` one per run and held-out evaluation.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from make_drivers import hours_of
 
 from vlmsafe.envs.registry import env_spec
+from vlmsafe.errors import VlmsafeError
 from vlmsafe.report.elements import Axis, Band, Chart, Line, Mark, Panel, Rule
 from vlmsafe.report.render.pictures import chart_svg, png
+from vlmsafe.runs.layout import DEFAULT_PROTOCOL
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table
 
@@ -81,11 +85,12 @@ def curve(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def evaluated(run: Run) -> Iterator[dict[str, Any]]:
-    """The means of every evaluation of a run."""
+    """The means of every held-out evaluation of a run, in its own world and in others.
+
+    Those of other protocols are left out, such as 'selection', which runs are chosen by.
+    """
     config = run.config
-    timing = run.rows("timing")
-    hours = sum(value for row in timing for name, value in row.items() if name != "epoch") / 3600
-    for path in sorted(run.evaluations.rglob("*.parquet")):
+    for path in sorted(run.evaluations.rglob(f"{DEFAULT_PROTOCOL}.parquet")):
         table = read_table(path)
         env = table["env"][0] if "env" in table.columns else config.env
         below = env_spec(env).passive_below
@@ -93,8 +98,8 @@ def evaluated(run: Run) -> Iterator[dict[str, Any]]:
         tasks = [name for name in (*TASKS, "arrived_without_cost") if name in table.columns and table[name].count()]
         yield {
             "env": env, "trained_in": config.env, "method": config.method, "seed": config.seed,
-            "steps": config.total_steps, "hours": round(hours, 2), "protocol": table["protocol"][0],
-            "episodes": len(table), "budget": env_spec(env).budget, "return": round(_mean(table, "env_return"), 2),
+            "steps": table["checkpoint_epoch"][0] * config.steps_per_epoch, "hours": hours_of([run]),
+            "episodes": len(table), "budget": table["budget"][0], "return": round(_mean(table, "env_return"), 2),
             "cost": round(_mean(table, "cost"), 3), "any_cost": round(float((table["cost"] > 0).mean()), 3),
             **({} if still is None else {"passive": round(float(still), 3)}),
             **{name: round(_mean(table, name), 3) for name in tasks},
@@ -119,7 +124,7 @@ def table(rows: pl.DataFrame) -> Iterator[str]:
         yield (
             f"| {label} | `{env}` | {len(own)} x {own['episodes'].min()} | {task} {_spread(own, task, 2)} | {clean} | "
             f"{_spread(own, 'cost', 2)} ({own['budget'][0]:g}) | {_spread(own, 'passive', 2)} | "
-            f"{_spread(own, 'return', 0)} | {own['steps'].max():,} | {own['hours'].mean():.1f} |"
+            f"{_spread(own, 'return', 0)} | {own['steps'].max():,} | {_spread(own, 'hours', 1)} |"
         )
 
 
@@ -163,4 +168,7 @@ def seeds(rows: pl.DataFrame, column: str, window: int = 5) -> Iterator[Mark]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VlmsafeError as error:
+        sys.exit(f"error: {error}")

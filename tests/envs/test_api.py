@@ -43,6 +43,7 @@ def test_variants_are_chosen_by_name_and_can_be_joined():
         ("formula-one-l2:", "unknown variant of formula-one-l2 ''"),
         ("formula-one-l2:long+long", "names a variant twice"),
         ("metadrive-easy:long", "unknown variant of metadrive-easy 'long'"),
+        ("braking:long", "unknown environment 'braking:long'; braking has no variants"),
         ("formula-two", "unknown environment 'formula-two'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Charts put the right numbers on the right axes."""
 
 import numpy as np
+import polars as pl
 import pytest
 from drawn_charts import hover, rows_of
 from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, write_study
@@ -8,6 +9,7 @@ from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, 
 from vlmsafe.comparison.outcomes import values_of
 from vlmsafe.report.build import build_chart
 from vlmsafe.report.charts.progress import _MOST_EPISODES
+from vlmsafe.report.charts.routes import _ways
 from vlmsafe.report.charts.training import curve_marks
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.elements import Axis, Band, Bar, Box, Chart, Dots, Line, Missing, Panel, Rule, Span
@@ -77,6 +79,15 @@ def test_a_route_is_drawn_to_scale_with_its_costs_and_its_end(charts, study):
     assert (end.x, end.y) == ([118.0], [10.0])
     frame = Frame.around(panel)
     assert frame.x(1.0) - frame.x(0.0) == pytest.approx(frame.y(0.0) - frame.y(1.0))
+
+
+def test_the_costs_of_a_long_route_are_drawn_to_its_end():
+    long = pl.DataFrame({"step": range(1000), "cost": 1.0, "x": np.arange(1000.0), "y": 0.0})
+    way, costly, end = _ways({"arm": long})
+    assert len(costly.x) <= 150
+    assert max(costly.x) > 980
+    assert way.x[-1] > 980
+    assert end.x == [999.0]
 
 
 def test_an_arm_is_its_mean_a_band_and_faint_runs(study):

@@ -93,6 +93,13 @@ def test_a_trace_that_departs_from_its_run_does_not_replace_the_runs_own(tmp_pat
     assert pl.read_parquet(run.path / "traces" / "held-out.parquet").equals(again)
 
 
+def test_a_trace_with_indicators_drives_as_the_run_does(tmp_path):
+    run = train(env="bannered", action_repeat=4, run_dir=str(tmp_path / "run"), **SMALL)
+    own, other = (trace(run, Redness(PROMPTS), episodes=1, indicators=drawn) for drawn in (False, True))
+    assert other.select("step", "reward", "cost").equals(own.select("step", "reward", "cost"))
+    assert len(own) == ENVS["bannered"].horizon / 4
+
+
 def test_where_there_are_none_asking_for_them_is_one_line():
     for env in ("speeding", "formula-one-l2", "formula-one-l2:long"):
         with pytest.raises(InputError, match=f"frames of environment '{env}' show no cost indicators") as caught:

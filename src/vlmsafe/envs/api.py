@@ -245,6 +245,8 @@ class EnvSpec:
 
     def varied(self, names: str) -> EnvSpec:
         """The environment in one or more of its variants, such as `long` or `long+sighted`."""
+        if not self.variants:
+            raise InputError(f"unknown environment '{self.name}:{names}'; {self.name} has no variants")
         changed = replace(self, name=f"{self.name}:{names}", variants={}, formerly={})
         chosen = names.split("+")
         if len(set(chosen)) < len(chosen):

@@ -206,7 +206,8 @@ def trace(
         allow_untrained=allow_untrained, on_note=on_note,
     )  # fmt: skip
     if indicators is not None:
-        plan = dataclasses.replace(plan, spec=env_spec(plan.run.config.env, indicators=indicators))
+        drawn = env_spec(plan.run.config.env, indicators=indicators).indicators
+        plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, indicators=drawn))
     gated = _gated(plan, scorers, prompts, device, batch, service)
     path = (with_own_directory(plan.run) if write else plan.run).trace_path(plan.protocol.name, epoch, indicators)
     if write:

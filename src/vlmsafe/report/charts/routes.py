@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import polars as pl
@@ -46,13 +47,18 @@ def routes(dataset: Dataset, entry: Entry) -> Chart | Missing:
 
 def _ways(traces: Mapping[str, pl.DataFrame]) -> Iterator[Mark]:
     for arm, rows in traces.items():
-        kept = rows[:: max(1, len(rows) // _POINTS)]
+        kept = _thinned(rows)
         yield Line(arm, floats(kept, "x").tolist(), floats(kept, "y").tolist(), arm)
     for arm, rows in traces.items():
-        costly = rows.filter(pl.col("cost") > 0)[:_POINTS]
+        costly = _thinned(rows.filter(pl.col("cost") > 0))
         if len(costly):
             names = [f"{arm}, step {step}: cost {cost:g}" for step, cost in costly.select("step", "cost").iter_rows()]
             yield Dots(arm, floats(costly, "x").tolist(), floats(costly, "y").tolist(), names, faint=True)
         last = rows[-1]
         ending = f"{arm}, the end after {last['step'].item()} steps, cost {rows['cost'].sum():g}"
         yield Dots(arm, floats(last, "x").tolist(), floats(last, "y").tolist(), [ending])
+
+
+def _thinned(rows: pl.DataFrame) -> pl.DataFrame:
+    """At most `_POINTS` rows, evenly spread over all."""
+    return rows[:: max(1, math.ceil(len(rows) / _POINTS))]

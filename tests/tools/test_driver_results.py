@@ -1,0 +1,44 @@
+"""`tools/driver_results.py` tabulates held-out evaluations only, each with the budget and the steps that it had."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from vlmsafe import evaluate, train
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+@pytest.fixture
+def tool(monkeypatch):
+    monkeypatch.syspath_prepend(TOOLS)
+    spec = importlib.util.spec_from_file_location("driver_results", TOOLS / "driver_results.py")
+    monkeypatch.setitem(sys.modules, spec.name, found := importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_only_held_out_evaluations_are_collected_with_their_own_budget(tool, tmp_path):
+    small = {"env": "braking", "total_steps": 800, "steps_per_epoch": 400, "learner": {"update_iters": 1}}
+    run = train(**small, budget=7.0, run_dir=str(tmp_path / "run"), quiet=True)
+    held_out = evaluate(run, episodes=2)
+    evaluate(run, "selection", episodes=3)
+    evaluate(run, episodes=3, epoch=1)
+    (row,) = tool.evaluated(run)
+    assert (row["episodes"], row["budget"], row["steps"]) == (2, 7.0, 800)
+    assert row["cost"] == pytest.approx(held_out["cost"].mean(), abs=1e-3)
+    assert row["hours"] > 0
+
+
+def test_a_line_of_the_table_is_a_mean_over_the_runs_of_a_label_in_a_world(tool):
+    rows = pl.DataFrame({
+        "label": ["one", "one", "two"], "env": "metadrive-easy", "episodes": 100, "arrived": [0.5, 0.7, 1.0],
+        "cost": [1.0, 3.0, 0.0], "budget": 25.0, "return": [9.0, 11.0, 5.0], "steps": 1000, "hours": [1.0, 2.0, None],
+    })  # fmt: skip
+    _, _, one, two = tool.table(rows)
+    assert one.startswith("| one | `metadrive-easy` | 2 x 100 | arrived 0.60 ± 0.14 | - | 2.00 ± 1.41 (25) |")
+    assert two.startswith("| two | `metadrive-easy` | 1 x 100 | arrived 1.00 | - | 0.00 (25) |")
+    assert two.endswith("| 1,000 | - |")
