@@ -21,11 +21,11 @@ from vlmsafe.envs.metadrive.careful import (
     aside,
     fading,
     first_meeting,
+    futures,
     pedal,
     plans,
     speed_limit,
     steering,
-    travelled,
 )
 from vlmsafe.envs.metadrive.driver import Driver
 from vlmsafe.envs.metadrive.paths import Path
@@ -103,10 +103,9 @@ def test_plans_hold_an_acceleration_or_stop_after_it() -> None:
     assert short[0][-1] < held[0][-1]
 
 
-def test_a_car_that_gets_going_reaches_its_top_speed() -> None:
-    way = travelled(2.0, 2.0, 4.0)
-    assert way[5] == pytest.approx(3.0)  # after 1 s: 2 + 1
-    assert np.diff(way)[-1] == pytest.approx(4.0 * 0.2)
+def test_a_car_may_stop_go_on_or_drive_as_traffic_does_and_one_that_crawls_does_not() -> None:
+    assert [way[5] for way in futures(4.0)] == pytest.approx([0.0, 4.0, 30 / 3.6])  # after 1 s
+    assert [way[5] for way in futures(0.2)] == pytest.approx([0.0, 0.2])
 
 
 def test_the_speed_falls_before_a_bend_and_is_free_on_a_straight_road() -> None:

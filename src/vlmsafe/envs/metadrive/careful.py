@@ -1,10 +1,10 @@
 """A careful driver: it goes on only as far as it can without meeting the predicted way of another car.
 
 MetaDrive's own driver of traffic cars (`driver`) looks at its lane only. It crosses intersections without looking and
-takes narrow bends too fast. Half of its episodes on the easy level cost something. This driver
+takes narrow bends too fast. This driver
 
 * follows the middle of its lane by pure pursuit, at a speed that the bends ahead allow;
-* predicts where every car within sight will be in the next seconds, if it keeps to its lane and route;
+* predicts where every car within sight may be in the next seconds, if it keeps to its lane and route;
 * compares ways to accelerate or brake, and takes the fastest one that meets nobody;
 * changes lanes, across a broken line, where it is held up and gets further beside.
 
@@ -43,7 +43,7 @@ _THROTTLE, _DRAG, _BRAKE = 2.76, 0.36, 16.2  # m/s2 of full throttle, of rolling
 _OVERHANG = 2.7  # m2; by how much the rear axle goes inside in a bend, times its radius
 _FADE = 5.0  # metres after which the car is back in the middle of its lane
 _NARROW = 1 / 35  # 1/m; in narrower bends traffic cars leave the middle of their lane
-_STANDS = 0.1  # m/s
+_STANDS, _CRAWLS = 0.1, 0.5  # m/s
 _GAP = 1.5  # metres that it leaves to a car in front of it when both stand
 _HELD_UP = 0.6  # the share of the free way below which it looks for a faster lane
 _GAIN = 5.0  # metres by which another lane must be faster in the next seconds
@@ -132,7 +132,7 @@ class CarefulDriver:
         )
 
     def _predicted(self, others: list[Any]) -> Boxes:
-        """Where others will be at each time. A car that gets going has two futures: at its speed, and at traffic's."""
+        """Where others will be at each time, in each of their futures."""
         rows: list[Boxes] = []
         for thing in others:
             length, width = (size / 2 for size in size_of(thing))
@@ -144,10 +144,7 @@ class CarefulDriver:
             place = self._place(thing, thing.lane)
             bend = float(np.abs(place.path.bends(place.along + speed * TIMES)).max())
             sure = width + 0.1 + 0.05 * TIMES + (0.3 if bend > _NARROW else 0.0)
-            futures = [speed * TIMES]
-            if 0.5 < speed < 0.85 * _TRAFFIC:
-                futures.append(travelled(speed, 2.4, _TRAFFIC))
-            for way in futures:
+            for way in futures(speed):
                 x, y, heading = place.path.at(place.along + way, aside(place, speed))
                 heading = heading + place.turned * np.exp(-TIMES)
                 rows.append(Boxes(x, y, heading, length + 0.3 + 0.08 * way, sure))
@@ -195,10 +192,14 @@ def aside(place: OnPath, speed: float) -> Array:
     return place.left + place.drift * np.minimum(TIMES, _DRIFTS)
 
 
-def travelled(speed: float, acceleration: float, top: float) -> Array:
-    """The way of a car at each time if it accelerates up to a top speed."""
-    rising = np.minimum(TIMES, max(0.0, (top - speed) / acceleration))
-    return speed * rising + acceleration * rising**2 / 2 + top * (TIMES - rising)
+def futures(speed: float) -> list[Array]:
+    """The ways of a car at each time: if it stops, goes on at its speed, or drives at traffic's speed.
+
+    A clone of this driver sees where others are and not how fast they are. So most of what the driver does must not
+    depend on their speed: it can always stop behind a car in front, and it waits for one that could be at a crossing.
+    """
+    ways = [0.0 * TIMES, speed * TIMES]
+    return ways if speed < _CRAWLS else [*ways, max(speed, _TRAFFIC) * TIMES]
 
 
 def plans(speed: float, choices: Array, top: float) -> tuple[Array, Array]:
