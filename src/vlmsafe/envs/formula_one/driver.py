@@ -47,8 +47,8 @@ class _Manner(NamedTuple):
     """How much more speed is asked for than wanted, per m/s that is missing: the motor is slow to follow."""
 
 
-# At 0.5 m/s the original car stops within 0.15 m. A barrier weighs next to nothing: it stays on the nose of a slow car
-# and costs at every step, and a fast car knocks it away in a step or two.
+# At 0.5 m/s the original car stops within 0.15 m. A barrier weighs next to nothing and takes no speed from a car that
+# touches it, so the faster car does not stop for one.
 _SLOW = _Manner(lateral=2.0, braking=0.7, careful=0.5, detour=50.0, bold=False, eagerness=0.0)
 _FAST = _Manner(lateral=9.0, braking=5.0, careful=1.5, detour=4.0, bold=True, eagerness=2.0)
 _FAR = 2.0  # metres ahead to the point towards which the car is turned around
