@@ -4,7 +4,7 @@
 # make soak    what takes long by nature: chaos on a cluster, every shipped study, every learner on every seed
 # make docs    the documentation site, in site/, and the tutorial as a notebook
 # make embedded   make the embedded scorer anew, from training agents to its card; takes hours without a GPU
-# make drivers    train the shipped drivers, choose and evaluate them, write their cards; takes a day on two cores
+# make drivers    train the shipped drivers, choose and evaluate them, write their cards
 # Each sets up what it needs first (make install).
 
 VENV := .venv

@@ -1,7 +1,7 @@
 """Collecting on MetaDrive Hard: what more workers bring, and what collecting costs on top of the bare simulator.
 
     python benchmarks/collect.py [--workers 2] [--steps 1000] [--rounds 5]
-    python benchmarks/collect.py --run driver:metadrive-easy
+    python benchmarks/collect.py --run driver:braking
 
 Scaling: a share of experience collected by one worker, and the same share by each of several at once; it needs as many
 free cores. (The shares are equal because episodes differ several times in cost per step, and an epoch waits for its

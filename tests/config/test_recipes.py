@@ -30,7 +30,7 @@ def test_every_shipped_recipe_is_a_valid_configuration_with_a_summary(name, meth
 def test_what_a_user_sets_wins_and_the_rest_is_the_recipes_then_the_methods():
     config = config_from({"recipe": "driver", "method": "ppo", "learner": {"batch_size": 32}})
     assert (config.learner.batch_size, config.learner.hidden, config.cost_window) == (32, (128, 128), "epoch")
-    assert config.learner.target_kl == METHODS["ppo"].learner.target_kl
+    assert config.learner.clip_ratio == METHODS["ppo"].learner.clip_ratio
 
 
 def test_a_run_of_a_recipe_records_it_and_opens_when_the_recipe_has_changed(tmp_path, monkeypatch):

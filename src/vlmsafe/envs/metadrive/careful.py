@@ -137,7 +137,7 @@ class CarefulDriver:
         for thing in others:
             length, width = (size / 2 for size in size_of(thing))
             speed = float(np.hypot(*thing.velocity))
-            if speed < _STANDS or getattr(thing, "navigation", None) is None:
+            if speed < _STANDS or getattr(thing, "navigation", None) is None or thing.lane is None:
                 box = (*thing.position, thing.heading_theta, length + 0.3, width + 0.1)
                 rows.append(Boxes(*(np.full(len(TIMES), float(value)) for value in box)))
                 continue
