@@ -117,8 +117,9 @@ def expected(words: Sequence[str]) -> TrainConfig | int:
         return settings_of(options).resolved()
     wanted: CloneCommand = tyro.cli(CloneCommand, args=options)
     return clone_config(
-        wanted.env, wanted.steps, wanted.passes, wanted.rounds, wanted.hidden, wanted.seed, wanted.run_dir
-    )
+        wanted.env, wanted.steps, wanted.passes, wanted.rounds, wanted.hidden, wanted.seed, wanted.run_dir,
+        wanted.observe_changes,
+    )  # fmt: skip
 
 
 def check_settings(run: Run, wanted: TrainConfig) -> None:

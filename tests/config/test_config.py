@@ -72,6 +72,7 @@ configs = st.builds(
     normalise_observations=st.booleans(),
     observation_clip=_number,
     action_repeat=_count,
+    observe_changes=_count,
     frame_indicators=st.booleans(),
     fresh_workers=st.sampled_from(["auto", "always", "never"]),
     max_worker_restarts=_count,
@@ -98,7 +99,7 @@ def _replace(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 def test_the_strategies_cover_every_setting():
     """A field added to the run's configuration must be added to the round trips here."""
-    assert len(dataclasses.fields(TrainConfig)) == 27
+    assert len(dataclasses.fields(TrainConfig)) == 28
 
 
 @quick

@@ -53,6 +53,7 @@ def clone(
     passes: int = CLONE.learner.update_iters,
     rounds: int = 0,
     hidden: Sequence[int] = CLONE.learner.hidden,
+    observe_changes: int = 0,
     seed: int = 0,
     processes: int = 2,
     run_dir: Path | str | None = None,
@@ -62,21 +63,25 @@ def clone(
 
     `steps` are recorded on training scenarios, and a policy is fitted to them in `passes` passes. Each of `rounds` more
     rounds records as many steps in which the clone drives and the scripted driver says what it would do, and fits a new
-    policy to everything recorded so far. The same settings and seed give the same run with any number of `processes`.
+    policy to everything recorded so far. With `observe_changes` the clone also sees by how much its observation has
+    changed over so many steps. The same settings and seed give the same run with any number of `processes`.
     Nothing is written before the clone is ready.
 
     >>> clone("metadrive-easy")  # doctest: +SKIP
     """
     for name, value, least in (
-        ("steps", steps, 1), ("passes", passes, 1), ("rounds", rounds, 0), ("processes", processes, 1)
+        ("steps", steps, 1), ("passes", passes, 1), ("rounds", rounds, 0), ("observe_changes", observe_changes, 0),
+        ("processes", processes, 1),
     ):  # fmt: skip
         if value < least:
             raise InputError(f"{name} is {value}; expected {least} or more")
-    config = clone_config(env, steps, passes, rounds, tuple(hidden), seed, None if run_dir is None else Path(run_dir))
+    place = None if run_dir is None else Path(run_dir)
+    config = clone_config(env, steps, passes, rounds, tuple(hidden), seed, place, observe_changes)
     if not kernels.fit(config.kernels):
         return call_in_child(
-            config.kernels, clone, env, steps=steps, passes=passes, rounds=rounds, hidden=tuple(hidden), seed=seed,
-            processes=processes, run_dir=run_dir, callbacks={"on_progress": on_progress},
+            config.kernels, clone, env, steps=steps, passes=passes, rounds=rounds, hidden=tuple(hidden),
+            observe_changes=observe_changes, seed=seed, processes=processes, run_dir=run_dir,
+            callbacks={"on_progress": on_progress},
         )  # fmt: skip
     _refuse_overwriting(config)
     config.spec.require()
@@ -95,14 +100,21 @@ def clone(
 
 
 def clone_config(
-    env: str, steps: int, passes: int, rounds: int, hidden: tuple[int, ...], seed: int, run_dir: Path | None
+    env: str,
+    steps: int,
+    passes: int,
+    rounds: int,
+    hidden: tuple[int, ...],
+    seed: int,
+    run_dir: Path | None,
+    observe_changes: int = 0,
 ) -> TrainConfig:
     """The settings of the run: a round is what an epoch is to trained runs."""
     defaults = method_defaults(CLONE.name)
     learner = dataclasses.replace(defaults.learner, hidden=hidden, update_iters=passes)
     return dataclasses.replace(
         defaults, env=env, seed=seed, total_steps=steps * (1 + rounds), steps_per_epoch=steps, run_dir=run_dir,
-        learner=learner,
+        observe_changes=observe_changes, learner=learner,
     ).resolved()  # fmt: skip
 
 

@@ -51,7 +51,7 @@ _PARTS_OF_SIGNAL = (
 # Conditions of training. A comparison is about one of them only if it says so.
 CONDITIONS = (
     "total_steps", "extended_from", "steps_per_epoch", "num_envs", "budget", "cost_window", "normalise_observations",
-    "observation_clip", "action_repeat", "init_from", "init_critics", "init_std", "init_mean",
+    "observation_clip", "action_repeat", "observe_changes", "init_from", "init_critics", "init_std", "init_mean",
     "frame_indicators",
 )  # fmt: skip
 

@@ -175,6 +175,8 @@ class TrainConfig:
     """Deviations from the mean at which standardised observations are cut."""
     action_repeat: PositiveInt = 1
     """Simulator steps for which an action is kept. Together they are one step of the run, with their summed cost."""
+    observe_changes: NonNegativeInt = 0
+    """Steps over which the policy also observes by how much each value has changed; 0 for none."""
     frame_indicators: bool = False
     """Whether frames show the simulator's own cost indicators; they tell a scorer the answer."""
     fresh_workers: Literal["auto", "always", "never"] = "auto"
@@ -225,7 +227,7 @@ class TrainConfig:
         """
         spec = env_spec(self.env)
         drawn = spec.indicators if spec.indicators is None else spec.indicators or self.frame_indicators
-        return dataclasses.replace(spec, indicators=drawn, repeat=self.action_repeat)
+        return dataclasses.replace(spec, indicators=drawn, repeat=self.action_repeat, changes=self.observe_changes)
 
     def _source(self, text: str) -> str:
         place = text.replace("{seed}", str(self.seed))

@@ -96,55 +96,6 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
         return {}
 
 
-class RepeatedAction(Env):
-    """An environment whose steps are several steps of another one with the same action.
-
-    Rewards and costs are summed, and an episode that ends within a step ends with it. Everything else is that of the
-    last step.
-    """
-
-    def __init__(self, env: Env, times: int) -> None:
-        self._env, self._times = env, times
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        self.metadata, self.render_mode = env.metadata, env.render_mode
-        self.steering, self.clips = env.steering, env.clips
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        self._env.isolate = self.isolate
-        return self._env.reset(seed=seed, options=options)
-
-    def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        total, costs = 0.0, []
-        for _ in range(self._times):
-            observation, reward, terminated, truncated, info = self._env.step(action)
-            total += float(reward)
-            costs += [info["cost"]] if "cost" in info else []
-            if terminated or truncated:
-                break
-        # An environment without a cost stays one: the caller reports it.
-        return observation, total, terminated, truncated, {**info, **({"cost": sum(costs)} if costs else {})}
-
-    def frame(self) -> Frame:
-        return self._env.frame()
-
-    def progress(self) -> Mapping[str, float]:
-        return self._env.progress()
-
-    def hazard(self) -> float:
-        return self._env.hazard()
-
-    def expert(self) -> Callable[[], NDArray[np.float64]] | None:
-        return self._env.expert()
-
-    def facts(self) -> Mapping[str, float]:
-        return self._env.facts()
-
-    def close(self) -> None:
-        self._env.close()
-
-
 def as_frame(image: Any, source: str) -> Frame:
     """Check that what `source` rendered is a frame."""
     if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
@@ -237,6 +188,8 @@ class EnvSpec:
     """Its named variants; several are joined by `+`."""
     repeat: int = 1
     """Simulator steps for which an action is kept; together they are one step for those who use the environment."""
+    changes: int = 0
+    """Steps over which changes of the observation are observed too; 0 for none."""
 
     @property
     def longest(self) -> int | None:
@@ -294,4 +247,6 @@ class EnvSpec:
         self.require()
         module = importlib.import_module(self.module)
         env: Env = module.make(self, scenarios or self.training, randomise)
-        return env if self.repeat == 1 else RepeatedAction(env, self.repeat)
+        from vlmsafe.envs.wrappers import wrapped  # here, because wrappers are environments of this module
+
+        return wrapped(env, self.repeat, self.changes)

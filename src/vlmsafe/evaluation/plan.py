@@ -206,6 +206,7 @@ class Plan:
                 "horizon": self.spec.horizon,
                 "settings": dict(self.spec.settings),
                 **({"repeat": self.spec.repeat} if self.spec.repeat > 1 else {}),
+                **({"changes": self.spec.changes} if self.spec.changes else {}),
             },
             "run_seed": self.run.config.seed,
             "checkpoint_epoch": self.checkpoint.epoch,
@@ -253,7 +254,7 @@ def _spec(run: Run, env: str | None) -> EnvSpec:
             f"{run.path} was trained in '{run.config.env}', and '{env}' is another world; expected another level or "
             f"variant of '{run.config.env.partition(':')[0]}'"
         )
-    return dataclasses.replace(other, repeat=own.repeat)
+    return dataclasses.replace(other, repeat=own.repeat, changes=own.changes)
 
 
 def _check_sizes(run: Run, checkpoint: Checkpoint, spec: EnvSpec) -> None:
