@@ -2,8 +2,7 @@
 
 MetaDrive lays the widening part of an exit ramp, and the narrowing part of an entry ramp, along the world's x axis. On
 a road that runs in another direction, the exit ramp and its solid lines then cross all lanes, and nobody can pass
-without touching a line. It happens on one Easy map of eight and on one Hard map of four. The variant `mended` has these
-blocks instead.
+without touching a line. The variant `mended` has these blocks instead.
 """
 
 from __future__ import annotations
