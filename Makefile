@@ -1,4 +1,4 @@
-# make demo    train on MetaDrive, evaluate on held-out scenarios, print the result
+# make demo    a car that drives MetaDrive's roads: evaluate it, train it on with and without a signal, report
 # make check   linter, type checker and the fast tests: two minutes
 # make test    linter, type checker and every test but the soaks: a quarter of an hour on two cores
 # make soak    what takes long by nature: chaos on a cluster, every shipped study, every learner on every seed
@@ -30,9 +30,10 @@ $(VENV)/installed: pyproject.toml constraints.txt tools/install.sh
 
 # A demo that was interrupted is continued; one that is finished is shown again.
 demo: install
+	@$(BIN)/vlmsafe evaluate driver:metadrive-easy --episodes 20
 	@$(BIN)/vlmsafe study run demo
 	@$(BIN)/vlmsafe report $(DEMO)
-	@$(BIN)/vlmsafe scope $(DEMO)/metadrive-easy/vlm-ppo-lag-conf/seed-42
+	@$(BIN)/vlmsafe scope $(DEMO)/metadrive-easy-ends+mended/vlm-ppo-lag-conf/seed-1
 
 docs: install examples/tutorial.ipynb
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

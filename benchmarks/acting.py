@@ -27,11 +27,12 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmsafe.envs.api import Env, Observation, Scenarios
+from vlmsafe.envs.episodes import begin_episode, step_episode
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.learners.policy import LOG_SQRT_2PI, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
-from vlmsafe.training.collect import CollectTask, begin_episode, collect, step_episode
+from vlmsafe.training.collect import CollectTask, collect
 
 PROMISE, PROMISED_FOR = 30.0, "formula-one-l0"  # microseconds
 ALONE = "alone"

@@ -15,6 +15,12 @@ import pytest
 # tests run beside them. The libraries read this when they are first imported, in child processes too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The readline library, which pytest imports, puts these into the environment of child processes. Printed tables would
+# be as wide as the terminal of whoever runs the tests.
+for variable in ("COLUMNS", "LINES"):
+    os.environ.pop(variable, None)
+    os.unsetenv(variable)
+
 # Small models, scorers and made-up runs. They are imported by name, as a user's own would be
 # (`python:frame_scorer:FrameScorer`), in worker processes too.
 sys.path.append(str(Path(__file__).parent / "support"))

@@ -2,6 +2,7 @@
 
     python tools/digests.py [--only speeding formula-one] [--out here.json] [--against there.json]
     python tools/digests.py --emulate
+    python tools/digests.py --arms --out before.json   # each method of the paper on MetaDrive Easy
 
 Trains short runs, each with `vlmsafe train` in a process of its own, and prints one digest per run: of the rows of its
 epochs, which hold digests of the networks and of all other state. The last digest is of the embedded scorer's scores of
@@ -34,12 +35,14 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmsafe import kernels
+from vlmsafe.config.methods import METHODS
 from vlmsafe.runs.digest import COLUMN, PROGRESS
 from vlmsafe.runs.surroundings import surroundings
 
 _SMALL = "--total-steps 3000 --steps-per-epoch 1000"
 _SHORT = "--total-steps 600 --steps-per-epoch 300 --num-envs 2 --learner.update-iters 10"
-_SIGNAL = "--method vlm-ppo-lag --scorer embedded --signal.every 10 --signal.calibration.frames 40"
+_SPARSE = "--signal.every 10 --signal.calibration.frames 40"
+_SIGNAL = f"--method vlm-ppo-lag --scorer embedded {_SPARSE}"
 RUNS = {
     "speeding, ppo-lag": f"--env speeding --method ppo-lag {_SMALL}",
     "speeding, cpo": f"--env speeding --method cpo {_SMALL}",
@@ -51,6 +54,12 @@ RUNS = {
     "bullet, ppo-lag": f"--env bullet-car-reach:four-steps --method ppo-lag {_SHORT}",
     "bullet, embedded": f"--env bullet-car-reach:four-steps {_SIGNAL} {_SHORT}",
 }
+ARMS = {
+    name: f"--env metadrive-easy --method {name} {_SHORT}" + ("" if method.signal.scorer == "none" else f" {_SPARSE}")
+    for name, method in METHODS.items()
+    if method.signal.scorer != "qwen2-vl"  # whose weights are not in the package
+}
+"""A run of each method, to compare versions of the package."""
 SCORES = "embedded scorer"
 _SCORE = """
 import vlmsafe, hashlib
@@ -93,6 +102,8 @@ class Options:
 
     only: tuple[str, ...] = ()
     """Beginnings of the names of runs; all runs by default."""
+    arms: bool = False
+    """Train a run of each method of the paper instead."""
     emulate: bool = False
     """Train each run again under every emulated difference."""
     out: Path | None = None
@@ -180,7 +191,7 @@ def compare(digests: Mapping[str, str | None], path: Path) -> bool:
 
 def main() -> int:
     options = tyro.cli(Options)
-    known = RUNS | {SCORES: _SCORE}
+    known = ARMS if options.arms else RUNS | {SCORES: _SCORE}
     runs = {name: words for name, words in known.items() if not options.only or name.startswith(options.only)}
     if reason := kernels.unavailable():
         console.print(reason)

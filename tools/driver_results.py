@@ -119,13 +119,18 @@ def table(rows: pl.DataFrame) -> Iterator[str]:
     yield f"| {' | '.join(headings)} |"
     yield "|---|---" + "|--:" * (len(headings) - 2) + "|"
     for (label, env), own in rows.group_by("label", "env", maintain_order=True):
-        task = next(name for name in TASKS if name in own.columns and own[name].count())
+        task = task_of(own)
         clean = _spread(own, "arrived_without_cost", 2)
         yield (
             f"| {label} | `{env}` | {len(own)} x {own['episodes'].min()} | {task} {_spread(own, task, 2)} | {clean} | "
             f"{_spread(own, 'cost', 2)} ({own['budget'][0]:g}) | {_spread(own, 'passive', 2)} | "
             f"{_spread(own, 'return', 0)} | {own['steps'].max():,} | {_spread(own, 'hours', 1)} |"
         )
+
+
+def task_of(rows: pl.DataFrame) -> str:
+    """What counts as doing the task in these rows; the return where an environment names nothing."""
+    return next((name for name in TASKS if name in rows.columns and rows[name].count()), "return")
 
 
 def _spread(rows: pl.DataFrame, column: str, digits: int) -> str:
@@ -139,7 +144,7 @@ def figure(curves: pl.DataFrame) -> Chart:
     """Two panels for each label: the task, and cost with its budget, over training."""
     panels = []
     for (label,), own in curves.group_by("label", maintain_order=True):
-        task = next(name for name in TASKS if name in own.columns and own[name].count())
+        task = task_of(own)
         budget = own["budget"][0]
         for column, name in ((task, f"{task}, mean of an epoch"), ("cost", "episode cost")):
             rules: list[Mark] = [Rule(budget, f"budget {budget:g}")] if column == "cost" else []

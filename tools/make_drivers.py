@@ -58,7 +58,7 @@ _PER_RUN = {"run_dir", "init_from", "recipe", "tensorboard", "total_steps", "ext
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Entry:
     """How a driver is made, as the list says it."""
 
     name: str
@@ -89,12 +89,12 @@ class Recipe:
         return list(found.values())
 
 
-def read_list(path: Path) -> dict[str, Recipe]:
-    """The recipes of a list by name."""
+def read_list(path: Path) -> dict[str, Entry]:
+    """The entries of a list by name."""
     found = {}
     for name, entry in read_yaml(path).items():
         commands = tuple(" ".join(one.split()) for one in entry["commands"])
-        found[name] = Recipe(name, entry["summary"], tuple(entry["seeds"]), commands, entry.get("figure"))
+        found[name] = Entry(name, entry["summary"], tuple(entry["seeds"]), commands, entry.get("figure"))
     return found
 
 
@@ -118,7 +118,7 @@ def expected(words: Sequence[str]) -> TrainConfig | int:
     wanted: CloneCommand = tyro.cli(CloneCommand, args=options)
     return clone_config(
         wanted.env, wanted.steps, wanted.passes, wanted.rounds, wanted.hidden, wanted.seed, wanted.run_dir,
-        wanted.observe_changes,
+        wanted.observe_changes, wanted.braking_weight,
     )  # fmt: skip
 
 
@@ -133,11 +133,11 @@ def check_settings(run: Run, wanted: TrainConfig) -> None:
         raise InputError(f"{run.path} did not start from {wanted.init_from}")
 
 
-def train(recipe: Recipe, directory: Path) -> None:
+def train(entry: Entry, directory: Path) -> None:
     """Run the commands of every seed, except those whose run is finished."""
-    for seed in recipe.seeds:
-        for command in recipe.commands:
-            words = recipe.words(command, seed, directory)
+    for seed in entry.seeds:
+        for command in entry.commands:
+            words = entry.words(command, seed, directory)
             place, wanted = run_dir_of(words), expected(words)
             steps = wanted if isinstance(wanted, int) else wanted.total_steps
             if is_run(place) and (run := Run.open(place)).status() == "finished" and run.config.total_steps >= steps:
@@ -229,23 +229,23 @@ def tile(frame: np.ndarray, cost: bool) -> np.ndarray:
     return framed
 
 
-def pack(recipe: Recipe, directory: Path, out: Path, processes: int) -> ShippedDriver:
+def pack(entry: Entry, directory: Path, out: Path, processes: int) -> ShippedDriver:
     """Choose, evaluate and write a driver."""
-    chains = {seed: recipe.runs(seed, directory) for seed in recipe.seeds}
+    chains = {seed: entry.runs(seed, directory) for seed in entry.seeds}
     runs = {seed: chain[-1] for seed, chain in chains.items()}
-    seed, chosen_by = choose(runs, recipe.figure, processes)
+    seed, chosen_by = choose(runs, entry.figure, processes)
     run, chain = runs[seed], chains[seed]
     table = vlmsafe.evaluate(run, "held-out", episodes=HELD_OUT_EPISODES, processes=processes)
     checkpoint, _ = run.checkpoint()
     recorded, sizes = run.recorded(), checkpoint.shape
     card = {
-        "name": recipe.name,
-        "summary": recipe.summary,
+        "name": entry.name,
+        "summary": entry.summary,
         "env": {"name": run.config.env, "version": recorded.get("env_version")},
         "method": run.config.method,
         "recipe": run.config.recipe,
-        "commands": [shlex.join(recipe.words(one, seed, DEFAULT_DIRECTORY)) for one in recipe.commands],
-        "seeds": {"tried": list(recipe.seeds), "chosen": seed},
+        "commands": [shlex.join(entry.words(one, seed, DEFAULT_DIRECTORY)) for one in entry.commands],
+        "seeds": {"tried": list(entry.seeds), "chosen": seed},
         "chosen_by": chosen_by,
         "steps": sum(one.config.total_steps for one in chain),
         "hours": hours_of(chain),
@@ -261,7 +261,7 @@ def pack(recipe: Recipe, directory: Path, out: Path, processes: int) -> ShippedD
         "policy": {"observation": sizes.observation, "hidden": list(sizes.hidden), "action": sizes.action},
         "package": recorded["packages"].get("vlmsafe"),
     }  # fmt: skip
-    return write_driver(out / recipe.name, run, card, picture_of(run, processes))
+    return write_driver(out / entry.name, run, card, picture_of(run, processes))
 
 
 def scenarios_of(table: pl.DataFrame) -> str:
@@ -289,15 +289,15 @@ class Options:
 
 def main() -> None:
     options = tyro.cli(Options)
-    recipes = read_list(options.list)
+    entries = read_list(options.list)
     for name in options.names:
-        if name not in recipes:
-            raise unknown_name("driver", name, recipes)
-    chosen = [recipes[name] for name in options.names or recipes]
-    for recipe in chosen if not options.pack else []:
-        train(recipe, options.dir)
-    for recipe in chosen:
-        driver = pack(recipe, options.dir, options.out, options.processes)
+        if name not in entries:
+            raise unknown_name("driver", name, entries)
+    chosen = [entries[name] for name in options.names or entries]
+    for entry in chosen if not options.pack else []:
+        train(entry, options.dir)
+    for entry in chosen:
+        driver = pack(entry, options.dir, options.out, options.processes)
         print(f"{driver.path}: {driver.size / 1000:.0f} kB", flush=True)
 
 

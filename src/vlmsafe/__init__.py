@@ -1,12 +1,29 @@
 """Train cost-constrained RL agents with vision-language feedback, then audit whether they actually became safer.
 
-The names below are the public API. Everything else in the package is internal and may change in any release.
+The names below are the public API. Everything else in the package is internal and may change in any release. Each has
+an example in its own help, such as `help(vlmsafe.train)`. Paths may be texts.
 
->>> import pathlib, tempfile, vlmsafe
->>> folder = pathlib.Path(tempfile.mkdtemp())
->>> run = vlmsafe.train(
-...     env="speeding", method="ppo-lag", total_steps=2_000, steps_per_epoch=1_000, run_dir=folder / "run", quiet=True
-... )
+train            train a new run
+resume           continue a run, or extend it
+clone            make a run that imitates an environment's scripted driver
+evaluate         evaluate a run's policy on scenarios that training never draws
+trace            record evaluation episodes step by step, with the scores of scorers
+verify           compute parts of a run again and compare them with its record
+audit            say what a comparison of runs can and cannot show
+report           write a report on runs: one HTML page, with tables and figures
+load_study       read and check a study file
+run_study        train, evaluate and trace every run of a study
+make_env         start an environment
+drivers          the trained drivers that come with the package
+Run              a run directory
+TrainConfig      every setting of a run
+Scorer           the base class of your own scorer
+SemanticSignals  a Gymnasium wrapper that adds a signal to any environment
+VlmsafeError     the base class of errors that a user can act on
+__version__      the version of the package
+
+>>> import vlmsafe
+>>> run = vlmsafe.train(env="speeding", method="ppo-lag", total_steps=400, steps_per_epoch=200, quiet=True)
 >>> vlmsafe.evaluate(run, episodes=5).select("episode", "cost").shape
 (5, 2)
 """
@@ -22,7 +39,6 @@ from typing import TYPE_CHECKING, Any
 from vlmsafe import kernels
 
 if TYPE_CHECKING:
-    from vlmsafe.audit.auditor import audit
     from vlmsafe.cloning.clone import clone
     from vlmsafe.config.settings import TrainConfig
     from vlmsafe.envs.registry import make_env
@@ -32,7 +48,7 @@ if TYPE_CHECKING:
     from vlmsafe.runs.drivers import drivers
     from vlmsafe.runs.run import Run
     from vlmsafe.signals.scorers.api import Scorer
-    from vlmsafe.studies.api import load_study, report, run_study
+    from vlmsafe.studies.api import audit, load_study, report, run_study
     from vlmsafe.training.start import resume, train
     from vlmsafe.verification.verify import verify
     from vlmsafe.wrapper import SemanticSignals
@@ -71,7 +87,7 @@ _MODULES = {
     "SemanticSignals": "vlmsafe.wrapper",
     "TrainConfig": "vlmsafe.config.settings",
     "VlmsafeError": "vlmsafe.errors",
-    "audit": "vlmsafe.audit.auditor",
+    "audit": "vlmsafe.studies.api",
     "clone": "vlmsafe.cloning.clone",
     "drivers": "vlmsafe.runs.drivers",
     "evaluate": "vlmsafe.evaluation.evaluate",

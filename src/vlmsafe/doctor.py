@@ -54,7 +54,9 @@ _PACKAGES = (
     ("bullet-safety-gym", "bullet_safety_gym", "bullet-car-reach", "pip install --no-deps 'bullet-safety-gym>=1.4,<2'",
      False),
     ("mujoco", "mujoco", "formula-one-l0, -l1, -l2", ENVS["formula-one-l0"].install, False),
-    ("safety-gymnasium", "safety_gymnasium", "safety-gymnasium:<id>", env_spec("safety-gymnasium:any").install, False),
+    # In a Python of its own, because it asks for an older Gymnasium, MuJoCo and numpy.
+    ("safety-gymnasium", "safety_gymnasium", "safety-gymnasium:<id> without @<python>",
+     env_spec("safety-gymnasium:any").install, False),
     ("tensorboard", "tensorboard", "train --tensorboard", "pip install tensorboard", False),
 )  # fmt: skip
 

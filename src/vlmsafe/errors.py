@@ -17,11 +17,26 @@ EXIT_ERRORS = 4  # an audit or a verification found that the runs do not show wh
 EXIT_INTERRUPTED = 75  # a training run stopped by SIGINT or SIGTERM and saved (sysexits' EX_TEMPFAIL)
 EXIT_AT_ONCE = 130  # stopped by SIGINT without saving anything more, as shells count it
 
+_FEW = 45  # more names than this are not listed: nobody reads them
+_NEAREST = 3
+
 
 class VlmsafeError(Exception):
-    """Base of every error that is reported as one line."""
+    """Base of every error that is reported as one line.
+
+    >>> import vlmsafe
+    >>> try:
+    ...     vlmsafe.make_env("speding")
+    ... except vlmsafe.VlmsafeError as error:
+    ...     print(str(error)[:62])
+    unknown environment 'speding'; did you mean 'speeding'? Known:
+    """
 
     exit_code = EXIT_FAILED
+
+    def shown_traceback(self) -> str:
+        """A traceback through the user's own code, which the command line shows above the line; empty without one."""
+        return ""
 
 
 class InputError(VlmsafeError):
@@ -53,15 +68,21 @@ class Interrupted(VlmsafeError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """The error for a name that is not in a table: the nearest match first, then all valid names.
+    """The error for a name that is not in a table: the nearest match first, then all valid names if they are few.
 
     >>> print(unknown_name("method", "ppolag", ["ppo", "ppo-lag"]))
     unknown method 'ppolag'; did you mean 'ppo-lag'? Known: ppo, ppo-lag
+    >>> print(unknown_name("number", "114", map(str, range(100))))
+    unknown number '114'; did you mean '14', '11' or '4'? (100 are known)
     """
     names = list(known)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean '{nearest[0]}'?" if nearest else "."
-    return InputError(f"unknown {kind} '{name}'{hint} Known: {', '.join(names)}")
+    few = len(names) <= _FEW
+    nearest = [f"'{one}'" for one in difflib.get_close_matches(name, names, n=1 if few else _NEAREST, cutoff=0.5)]
+    hint = f"; did you mean {' or '.join([', '.join(nearest[:-1])] * (len(nearest) > 1) + nearest[-1:])}?"
+    return InputError(
+        f"unknown {kind} '{name}'{hint if nearest else '.'} "
+        + (f"Known: {', '.join(names)}" if few else f"({len(names)} are known)")
+    )
 
 
 @contextmanager

@@ -184,6 +184,12 @@ def _variables_are_set() -> bool:
     return all(os.environ.get(name) == value for name, value in _variables().items())
 
 
+def any_numpy() -> dict[str, str]:
+    """The variable that pins a numpy of any version, if this process is pinned; it warns about names of other ones."""
+    names = dict.fromkeys(name for groups in _NUMPY_GROUPS.values() for name in groups.split())
+    return {_NUMPY: " ".join(names)} if _NUMPY in os.environ else {}
+
+
 def _numpy_groups() -> str:
     """Read from numpy's folder, because the variable must be set before numpy is imported."""
     for folder in sys.path:

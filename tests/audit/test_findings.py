@@ -37,9 +37,9 @@ def test_the_sentence_is_made_from_the_fields(arms):
     seeds = [run.name for run in one.runs]
     assert about_runs(one.runs[0]).where == f"{ENV}: {FIRST} {seeds[0]}"
     assert about_runs(one.runs[0], other.runs[0]).where == f"{ENV}: {FIRST} {seeds[0]}, {BASELINE} {seeds[0]}"
-    assert about_arm(one).where == f"{ENV}: {FIRST}"
-    assert about_arm(one, "paper").where == f"{ENV}: {FIRST}, 'paper'"
-    assert about_comparison(comparison, "paper").where == f"{ENV}: {FIRST} against {BASELINE}, 'paper'"
+    assert about_arm(one).where == f"{ENV}: '{FIRST}'"
+    assert about_arm(one, "paper").where == f"{ENV}: '{FIRST}', 'paper'"
+    assert about_comparison(comparison, "paper").where == f"{ENV}: '{FIRST}' against '{BASELINE}', 'paper'"
     assert about_environment(ENV, [one, other], "held-out").where == f"{ENV}, 'held-out'"
     assert Subject("run", runs=("some/folder",)).where == "some/folder"
 
@@ -72,4 +72,4 @@ def test_programs_get_the_fields_of_findings_and_of_what_was_not_checked():
     assert entry["data"] == {"epoch": 3, "share": None}
     (unchecked,) = document["unchecked"]
     assert fields.items() <= unchecked["subjects"][0].items()
-    assert unchecked["where"] == "braking: ppo, 'held-out'; all comparisons"
+    assert unchecked["where"] == "braking: 'ppo', 'held-out'; all comparisons"

@@ -72,7 +72,7 @@ def test_arms_with_signals_are_compared_with_their_nearest_too(design):
     for path in run_paths(design, "other"):
         set_up_with(path, {"signal.every": 4, "signal.reward_weight": 0.3})
     found = [finding for finding in audit([design], resamples=100).findings if finding.code == "unmatched-arms"]
-    assert [finding.where for finding in found] == [f"metadrive-medium: {FIRST} against other"]
+    assert [finding.where for finding in found] == [f"metadrive-medium: '{FIRST}' against 'other'"]
 
 
 def test_a_claim_on_the_logged_return_is_an_error_even_without_its_parts(design):
@@ -252,4 +252,6 @@ def test_a_study_is_audited_before_all_its_arms_have_runs(design):
     (design / "study.yaml").write_text("name: design\n")
     result = audit([design], resamples=100)
     assert result.codes() == set()
-    assert f"no runs yet for the comparison {FIRST} against not-yet-trained" in {one.reason for one in result.unchecked}
+    assert f"no runs yet for the comparison '{FIRST}' against 'not-yet-trained'" in {
+        one.reason for one in result.unchecked
+    }

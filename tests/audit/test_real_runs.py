@@ -37,7 +37,7 @@ def test_nothing_is_found_in_two_matched_arms(trained):
     result = audit([trained])
     assert [(finding.code, finding.evidence) for finding in result.findings] == []
     assert [entry.codes for entry in result.unchecked] == [("cost-tracks-distance",)]
-    assert result.comparisons == ("speeding: ppo-lag against cppo-pid",)
+    assert result.comparisons == ("speeding: 'ppo-lag' against 'cppo-pid'",)
 
 
 def test_a_run_given_twice_counts_once(trained):

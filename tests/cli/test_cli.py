@@ -1,13 +1,17 @@
 """What the listing commands show: everything there is, what is missing, and how to get it."""
 
+import io
 import os
 import subprocess
 import sys
 
 import pytest
+from report_runs import PLAIN, write_run
+from rich.console import Console
 
 from vlmsafe import __version__, doctor
-from vlmsafe.cli import main
+from vlmsafe.cli import listings, main
+from vlmsafe.cli.terminal import PathText
 from vlmsafe.doctor import examine
 from vlmsafe.envs import opengl
 from vlmsafe.envs.registry import ENVS
@@ -58,7 +62,7 @@ def finding(name):
         ("mujoco", "mujoco", "formula-one", "mujoco>=4.0,<5"),
         ("pybullet", "pybullet", "bullet-car-reach", "pybullet>=3.2.6"),
         ("bullet-safety-gym", "bullet_safety_gym", "bullet-car-reach", "--no-deps"),
-        ("safety-gymnasium", "safety_gymnasium", "safety-gymnasium:<id>", "git+https://"),
+        ("safety-gymnasium", "safety_gymnasium", "safety-gymnasium:<id>", "original/bin/pip install numpy==1.23.5"),
     ],
 )
 def test_a_missing_simulator_is_found_missing_with_what_it_enables(monkeypatch, distribution, module, enables, install):
@@ -111,3 +115,27 @@ def test_indicators_where_there_are_none_are_refused_in_one_line_before_anything
 def test_version_is_printed(capsys):
     main(["--version"])
     assert capsys.readouterr().out.strip() == f"vlmsafe {__version__}"
+
+
+def test_a_path_in_a_table_breaks_after_slashes():
+    console = Console(file=io.StringIO(), width=24)
+    console.print(PathText("runs/gym-kiln-Kiln-v0/ppo-lag/seed-1"))
+    assert [line.strip() for line in console.file.getvalue().splitlines()] == [
+        "runs/gym-kiln-Kiln-v0/", "ppo-lag/seed-1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "widest"), [("60", 60), ("", 120)])
+def test_printed_tables_are_as_wide_as_columns_says(columns, widest, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert max(map(len, vlmsafe("methods").splitlines())) == widest
+
+
+def test_runs_on_a_narrow_terminal_are_listed_below_their_paths(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "runs", PLAIN, 1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(listings.out, "width", 60)
+    main(["runs"])
+    path, *text = capsys.readouterr().out.split()
+    assert path == "runs/metadrive-easy/ppo-lag/seed-1"
+    assert " ".join(text).startswith("ppo-lag on metadrive-easy, seed 1: ")

@@ -43,10 +43,10 @@ def test_scope_says_where_the_page_is_and_how_large(run, tmp_path):
     answer = vlmsafe("scope", run, "--episodes", 2, "--out", tmp_path / "page.html")
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines() == [
-        f"2 episodes, 24 frames, 2 contacts, {(tmp_path / 'page.html').stat().st_size / 1e6:.1f} MB",
+        f"2 episodes, 24 frames, 2 onsets, {(tmp_path / 'page.html').stat().st_size / 1e6:.1f} MB",
         f"scope: {tmp_path / 'page.html'}",
     ]
-    assert "those left out have 1 more contact. --episodes 3 shows all" in answer.stderr
+    assert "those left out have 1 more onset. --episodes 3 shows all" in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_bench_compares_prompt_sets_and_scorers_on_recorded_frames(run, tmp_path
     sets = ("--prompts", mine, "metadrive-v2", "--resamples", 50, "--each-prompt", "--out", tmp_path / "out")
     answer = vlmsafe("prompts", "bench", run, *sets, *scorers)
     assert answer.returncode == 0, answer.stderr
-    assert "3 episodes, 36 frames, 3 of them in contact, 3 contacts begin" in answer.stdout
+    assert "3 episodes, 36 frames, 3 of them in contact, 3 onsets" in answer.stdout
     for name in ("mine", "metadrive-v2", "as recorded", "simulator's hazard", "step index", "[red]danger"):
         assert name in answer.stdout
-    assert "only 3 contacts begin" in answer.stderr
+    assert "only 3 onsets of contact" in answer.stderr
     assert "no longer unseen" in answer.stderr
     aucs = pl.read_csv(tmp_path / "out" / "aucs.csv")
     assert aucs["candidate"].unique(maintain_order=True).to_list() == [

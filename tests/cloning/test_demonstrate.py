@@ -6,7 +6,15 @@ from driven_envs import GAIN, HORIZON, Steered
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmsafe.cloning.demonstrate import AFTER_COST, MEMORY, NOISE, CorrelatedNoise, DemonstrationTask, demonstrate
+from vlmsafe.cloning.demonstrate import (
+    AFTER_COST,
+    BRAKES,
+    MEMORY,
+    NOISE,
+    CorrelatedNoise,
+    DemonstrationTask,
+    demonstrate,
+)
 from vlmsafe.envs.api import Scenarios
 from vlmsafe.errors import EnvironmentFailure, InputError
 from vlmsafe.learners.policy import Policy
@@ -33,6 +41,12 @@ def test_noise_is_executed_and_never_learned(seed):
     assert max(np.abs(actions).max() for actions in env.executed) <= 2.0
     for noise in noises(env, found):
         assert np.abs(noise).max() < 1e-6 or np.abs(noise).max() > 1e-3
+
+
+def test_states_are_marked_in_which_the_driver_brakes():
+    found = demonstrate(Steered(), task(400))
+    assert (found.brakes == (found.actions[:, 1] < BRAKES)).all()
+    assert 0 < found.brakes.sum() < 400
 
 
 def test_seven_of_ten_episodes_have_noise():

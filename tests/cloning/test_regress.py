@@ -1,5 +1,6 @@
 """The regression finds the policy that the scripted driver is, by the steps that AdamW takes."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ SMALL = replace(CLONE.learner, hidden=(16, 16), update_iters=40, batch_size=64)
 
 def linear(count, seed=0):
     observations = np.random.default_rng(seed).uniform(-1.0, 1.0, (count, 2)).astype(np.float32)
-    return Demonstrations(observations, (observations @ GAIN.T).astype(np.float32), [])
+    return Demonstrations(observations, (observations @ GAIN.T).astype(np.float32), np.zeros(count, bool), [])
 
 
 def fitted(recorded, config=SMALL, seed=0, **options):
@@ -41,6 +42,14 @@ def test_statistics_are_those_of_all_recorded_observations():
     np.testing.assert_allclose(normaliser.mean, rows.mean(axis=0, dtype=np.float64), atol=1e-12)
     np.testing.assert_allclose(normaliser.std, rows.astype(np.float64).std(axis=0, ddof=1), rtol=1e-6)
     assert (normaliser.count, normaliser.clip) == (350.0, 3.0)
+
+
+def test_where_the_driver_contradicts_itself_braking_wins_if_it_has_more_weight():
+    actions = np.tile(np.array([[0.5, 0.5], [-0.5, -0.5]], np.float32), (200, 1))
+    recorded = [Demonstrations(np.zeros((400, 2), np.float32), actions, actions[:, 1] < 0.0, [])]
+    stack, error = fitted(recorded, replace(SMALL, braking_weight=9.0))
+    assert stack.policy().mean(np.zeros(2, np.float32)) == pytest.approx([-0.4, -0.4], abs=0.05)
+    assert error == pytest.approx(math.sqrt((0.9**2 + 0.1**2) / 2), abs=0.05)
 
 
 def test_the_steps_are_those_of_torchs_adamw():
@@ -83,6 +92,6 @@ def test_it_can_be_stopped_between_two_passes():
 
 
 def test_numbers_that_are_none_are_reported():
-    huge = Demonstrations(np.ones((10, 2), np.float32), np.full((10, 2), 1e30, np.float32), [])
+    huge = Demonstrations(np.ones((10, 2), np.float32), np.full((10, 2), 1e30, np.float32), np.zeros(10, bool), [])
     with pytest.raises(Divergence, match="NaN or infinite"):
         fitted([huge], replace(SMALL, update_iters=2))

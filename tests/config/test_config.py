@@ -438,3 +438,24 @@ def test_a_learner_that_is_not_the_methods_is_refused():
         check_method(config)
     with pytest.raises(InputError, match=r"unknown method"):
         check_method(dataclasses.replace(config, method="sac"))
+
+
+@pytest.mark.parametrize(
+    ("total", "workers", "hint"),
+    [
+        (1_000, 1, "pass --steps-per-epoch 500, or --total-steps 20000"),
+        (30_000, 4, "pass --steps-per-epoch 15000, or --total-steps 40000"),
+        (1_009, 1, "pass --total-steps 20000"),
+        (0, 1, "pass --total-steps 20000"),
+    ],
+)
+def test_steps_that_are_no_whole_epochs_name_the_flag_to_change(total, workers, hint):
+    with pytest.raises(InputError, match=f"total_steps is {total};.*; {hint}"):
+        TrainConfig(env="speeding", total_steps=total, num_envs=workers).resolved()
+
+
+def test_a_budget_that_nobody_gave_is_said_for_environments_that_have_none_of_their_own():
+    assert TrainConfig(env="speeding").assumptions == []
+    assert TrainConfig(env="gym:Pendulum-v1", budget=1.0).assumptions == []
+    (note,) = TrainConfig(env="gym:Pendulum-v1").assumptions
+    assert note.startswith("NO BUDGET WAS GIVEN for 'gym:Pendulum-v1'")

@@ -111,8 +111,17 @@ class Endless(Walk):
         return observation, reward, terminated, False, info
 
 
+class Chatty(Walk):
+    """Prints at every step."""
+
+    def reward(self):
+        print("a step", flush=True)
+        return super().reward()
+
+
 for kind in (
     Walk,
+    Chatty,
     HugeReward,
     NanReward,
     CrashOnce,

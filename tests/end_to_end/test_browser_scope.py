@@ -119,7 +119,7 @@ def test_next_contact_jumps_to_onsets_through_all_episodes_and_back(page):
         now = press(page, "n")
         assert (int(now["frame"].split(".")[0]), now["step"]) == (episode, step)
     assert press(page, "n")["step"] == 6
-    assert page.locator("#message").inner_text() == "no later contact"
+    assert page.locator("#message").inner_text() == "no later onset"
     page.click("#contact-back")
     assert (where(page)["frame"], where(page)["step"]) == ("0.18", 18)
     page.click("#contact-on")

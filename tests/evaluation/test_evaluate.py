@@ -54,9 +54,12 @@ def test_evaluation_changes_nothing_in_the_run(run):
 def test_another_variant_is_driven_in_with_its_own_rules_and_apart_from_the_runs_tables(tmp_path):
     settings = {"env": "formula-one-l0", "total_steps": 1000, "steps_per_epoch": 1000, "learner": {"update_iters": 1}}
     run = train(**settings, run_dir=str(tmp_path / "run"), quiet=True)
-    table = evaluate(run, episodes=1, env="formula-one-l0:fast")
-    assert set(table["env"]) == {"formula-one-l0:fast"}
-    assert read_table(run.evaluations / "formula-one-l0-fast" / "held-out.parquet").equals(table)
+    table = evaluate(run, episodes=1, env="formula-one-l0:strict+fast")
+    assert set(table["env"]) == {"formula-one-l0:fast+strict"}
+    assert read_table(run.evaluations / "formula-one-l0-fast+strict" / "held-out.parquet").equals(table)
+    notes = []
+    evaluate(run, episodes=1, env="formula-one-l0:fast+strict", on_note=notes.append)
+    assert "holds these episodes already" in notes[0]  # the order of variants does not matter
     assert not (run.evaluations / "held-out.parquet").exists()
     own = evaluate(run, episodes=1)
     assert "env" not in own.columns
@@ -68,7 +71,7 @@ def test_another_variant_is_driven_in_with_its_own_rules_and_apart_from_the_runs
     ):
         with pytest.raises(InputError, match=why):
             evaluate(run, episodes=1, env=env)
-    assert sorted(path.name for path in run.evaluations.iterdir()) == ["formula-one-l0-fast", "held-out.parquet"]
+    assert sorted(path.name for path in run.evaluations.iterdir()) == ["formula-one-l0-fast+strict", "held-out.parquet"]
 
 
 def test_chosen_epoch_is_evaluated_and_recorded(run):

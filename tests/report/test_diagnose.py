@@ -20,7 +20,7 @@ from vlmsafe.report.diagnose import DIAGNOSES, diagnose, read_sources
 from vlmsafe.report.request import AnalysisOptions, Entry
 from vlmsafe.runs.run import Run
 
-FEW = AnalysisOptions(episodes=None, resamples=20, by_run=True)
+FEW = AnalysisOptions(episodes=None, resamples=20, by_run=True, onsets=0)
 
 
 def steps_of(arm, run):

@@ -30,12 +30,12 @@ def test_a_decided_comparison_names_both_rates_the_interval_and_the_p(tmp_path):
     _, (one,) = worked_out(pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12]), sides="less")
     text = sentence(one)
     assert (
-        "catastrophe rate 10.0 % with vlm-ppo-lag-conf and 52.5 % with ppo-lag (4 runs each, evaluation held-out)"
+        "catastrophe rate 10.0 % with 'vlm-ppo-lag-conf' and 52.5 % with 'ppo-lag' (4 runs each, evaluation held-out)"
         in text
     )
     assert "difference \N{MINUS SIGN}42.5 pp, 95 % interval \N{MINUS SIGN}" in text
     assert text.endswith(
-        f"The difference is significant: {SIGNAL} is lower (exact permutation test, one-sided, lower, p = 1/70)."
+        f"The difference is significant: '{SIGNAL}' is lower (exact permutation test, one-sided, lower, p = 1/70)."
     )
     assert "lower on metadrive-easy" in headline([one])
 
@@ -72,7 +72,7 @@ def test_a_study_that_states_no_comparison_is_not_answered_by_a_supposed_one(tmp
     for definition, compared in (("name: x", False), ("", True)):
         dataset = read_dataset([tmp_path], StudyInfo("x", "How long does it take?", definition=definition))
         lines = answer_lines(dataset, results(dataset), 4)
-        assert lines[0].startswith("Cost of " if compared else f"metadrive-easy, {PLAIN}: cost")
+        assert lines[0].startswith("Cost of " if compared else f"metadrive-easy, '{PLAIN}': cost")
 
 
 def test_claims_of_one_pair_from_several_sources_do_not_share_a_headline(tmp_path):
@@ -80,7 +80,7 @@ def test_claims_of_one_pair_from_several_sources_do_not_share_a_headline(tmp_pat
     one = Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out")
     other = Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", test="none")
     dataset = read_dataset([tmp_path], StudyInfo("study", claims=Claims((one, other))))
-    assert f"{PLAIN}: lower on metadrive-easy." in headline(results(dataset))
+    assert f"'{PLAIN}': lower on metadrive-easy." in headline(results(dataset))
 
 
 def test_one_run_each_is_not_tested(tmp_path):
@@ -183,7 +183,7 @@ def test_arms_without_a_comparison_are_described(tmp_path):
     dataset = read_dataset([tmp_path], StudyInfo("study"))
     assert results(dataset) == []
     (line,) = describe_arms(dataset)
-    assert line.startswith("metadrive-easy, ppo-lag: cost ")
+    assert line.startswith("metadrive-easy, 'ppo-lag': cost ")
     assert line.endswith("over the budget of 25.")
 
 
@@ -191,5 +191,5 @@ def test_a_claim_without_runs_waits_and_is_said(tmp_path):
     write_run(tmp_path, PLAIN, 1)
     claims = Claims((Claim(SIGNAL, PLAIN),))
     dataset = read_dataset([tmp_path], StudyInfo("study", claims=claims))
-    assert dataset.problems == [f"no runs yet for the comparison {SIGNAL} against {PLAIN}"]
+    assert dataset.problems == [f"no runs yet for the comparison '{SIGNAL}' against '{PLAIN}'"]
     assert headline(results(dataset)) == "No comparison has results yet."

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study
+from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study, write_trace
 
-from vlmsafe.report.build import build_table
+from vlmsafe.report.build import build_chart, build_table
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table
 from vlmsafe.report.kinds import TABLES
@@ -258,3 +258,55 @@ def test_numbers_are_as_long_as_they_need_to_be(value, digits, shown):
 
 def test_a_deviation_has_the_digits_of_its_mean():
     assert cell_text(Cell(149.79, std=80.72), Column("x", "x", 2)) == "149.8 ± 80.7"
+
+
+def test_each_row_shows_its_own_budget_and_is_judged_by_it(tmp_path):
+    for arm, budget in (("strict", 5.0), ("loose", 300.0)):
+        write_evaluation(write_run(tmp_path, PLAIN, 1, arm=arm, budget=budget), [100.0, 100.0])
+    for seed, budget in ((1, 5.0), (2, 300.0)):
+        write_evaluation(write_run(tmp_path, PLAIN, seed, arm="mixed", budget=budget), [100.0, 100.0])
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    for kind in ("summary", "training"):
+        table = build_table(dataset, Entry(kind))
+        shown = {row[column(table, "arm")].text: row[column(table, "budget")].text for row in table.rows}
+        assert shown == {"strict": "5", "loose": "300", "mixed": "5 to 300"}
+    table = build_table(dataset, Entry("summary"))
+    over = {row[column(table, "arm")].text: row[column(table, "over_budget")].text for row in table.rows}
+    assert over == {"strict": "1/1", "loose": "0/1", "mixed": "1/2"}
+
+
+def test_a_window_longer_than_the_runs_is_called_what_it_is(tmp_path):
+    write_run(tmp_path, SIGNAL, 1, epochs=4)
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    headings = [entry.heading for entry in build_table(dataset, Entry("training")).columns]
+    assert "cost, all 4 epochs" in headings
+    headings = [entry.heading for entry in build_table(dataset, Entry("returns")).columns]
+    assert [heading for heading in headings if "epochs" in heading] == ["environment, all 4 epochs"] * 2
+
+
+def test_figures_on_contact_need_as_many_onsets_as_the_audit(tmp_path):
+    write_trace(write_run(tmp_path, SIGNAL, 1), episodes=1)
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    for kind in ("lead-time", "gate-roc", "gate-thresholds"):
+        assert "no arm has 10 onsets" in build_table(dataset, Entry(kind)).reason
+    for kind in ("lead-time", "gate-roc"):
+        assert "no arm has 10 onsets" in build_chart(dataset, Entry(kind)).reason
+    assert isinstance(build_table(dataset, Entry("gate")), Table)  # how open a gate is does not depend on contact
+
+
+def test_a_report_has_no_tables_of_a_gate_that_no_run_has(tmp_path):
+    write_trace(write_run(tmp_path, "vlm-ppo-lag", 1))
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    for kind in ("gate", "gate-roc"):
+        assert isinstance(build_table(dataset, Entry(kind, asked=False)), Missing)
+        assert isinstance(build_chart(dataset, Entry(kind, asked=False)), Missing)
+        assert isinstance(build_table(dataset, Entry(kind)), Table)
+    titles = [panel.title for panel in build_chart(dataset, Entry("scores")).panels]
+    assert titles == ["Mean c_vlm", "Mean r_vlm"]
+
+
+def test_reports_speak_of_the_task_and_not_of_driving(study):
+    for kind in TABLES:
+        table = build_table(study, Entry(kind))
+        words = " ".join([table.title, table.caption, *(f"{one.heading} {one.hint}" for one in table.columns)])
+        assert "driv" not in words.replace("metadrive", "")

@@ -65,7 +65,7 @@ def test_the_question_comes_first_then_the_answer_then_tables_figures_audit_and_
     text = Document(page).text
     order = [
         "Does the bonus lower the catastrophe rate?",
-        f"Catastrophe rate of {SIGNAL} against {PLAIN}: lower on metadrive-easy.",
+        f"Catastrophe rate of '{SIGNAL}' against '{PLAIN}': lower on metadrive-easy.",
         "The difference is significant: ",
         "The audit has",
         "8 runs of 10 planned, 8 trained to the end",
@@ -181,7 +181,7 @@ def test_the_command_writes_into_the_folder_and_prints_the_page(tmp_path, capsys
     said = capsys.readouterr()
     assert said.out.split() == ["report:", str(tmp_path / "runs" / "report.html")]
     assert said.err.startswith(
-        f"Catastrophe rate of {SIGNAL} against {PLAIN}: no significant difference on metadrive-easy."
+        f"Catastrophe rate of '{SIGNAL}' against '{PLAIN}': no significant difference on metadrive-easy."
     )
     assert "\nThe audit " in said.err
     assert not (tmp_path / "runs" / "report").exists()

@@ -1,6 +1,8 @@
 """Shipped drivers: they are whole, act as the runs they were made of, and can be given wherever a run can."""
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -136,6 +138,10 @@ def test_a_copy_is_a_run_that_audits_but_is_not_continued_or_verified(small):
     assert "incomplete-run" not in {finding.code for finding in vlmsafe.audit(["copy"]).findings}
     with pytest.raises(RunError, match="is a shipped driver, which cannot be continued"):
         vlmsafe.resume(copy.path, total_steps=1600)
+    answer = call("train", "--resume", "driver:small")
+    assert (answer.returncode, len(answer.stderr.strip().splitlines())) == (1, 1)
+    assert "driver:small is a shipped driver, which cannot be continued; train it on with: vlmsafe" in answer.stderr
+    assert "--env braking --init-from driver:small" in answer.stderr
     with pytest.raises(InputError, match="is a shipped driver and has no training to replay"):
         vlmsafe.verify(copy.path)
 
@@ -210,6 +216,18 @@ def test_a_copy_of_another_version_or_another_run_is_not_mixed_with_the_driver(s
     Path("full/file").touch()
     with pytest.raises(InputError, match="full is not empty"):
         small.unpack("full")
+
+
+def test_evaluations_that_begin_at_once_share_one_copy(small):
+    together = threading.Barrier(4)
+
+    def unpack(_):
+        together.wait()
+        return small.unpack("runs/drivers/small").path
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(unpack, range(4))) == {Path("runs/drivers/small")}
+    assert [path.name for path in Path("runs/drivers").iterdir()] == ["small"]
 
 
 def test_a_driver_of_a_warm_started_run_needs_its_source_no_more(small, source, tmp_path):

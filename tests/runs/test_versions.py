@@ -24,7 +24,7 @@ def test_a_run_records_the_versions_of_the_package_and_of_the_environment(tmp_pa
 
 def test_resuming_a_run_of_an_earlier_version_is_allowed_and_noted_once(tmp_path):
     run = train(**SMALL, run_dir=str(tmp_path / "run"))
-    now = Code.now(run.config.spec)
+    now = Code.now(run.config)
     edit_recorded(run.path, packages={**run.recorded()["packages"], "vlmsafe": "0.0.1"})
     for _ in range(2):
         path_of(run.checkpoints, 2).unlink()

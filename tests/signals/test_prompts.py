@@ -1,6 +1,7 @@
 """Prompt sets say what they were given, and refuse what cannot be meant."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 
@@ -103,3 +104,24 @@ def test_a_set_made_in_python_is_checked_too():
     with pytest.raises(InputError, match="appears twice"):
         PromptSet(("a",), ("a",))
     assert PromptSet(["a"], ["b"]).texts == ("a", "b")
+
+
+def test_prompts_without_descriptions_have_none_and_are_not_asked_about():
+    bare = PromptSet(("the kiln glows",), ("the glaze cracks",))
+    assert "descriptions" not in bare.to_dict()
+    with pytest.raises(InputError, match=r"'qwen2-vl' asks about each group .* the positive group has none"):
+        bare.require_descriptions("qwen2-vl")
+    for name in shipped_prompts():
+        load_prompts(name).require_descriptions("qwen2-vl")
+
+
+def test_prompts_that_a_run_recorded_with_the_former_descriptions_are_the_same():
+    bare = PromptSet(("the kiln glows",), ("the glaze cracks",))
+    former = replace(
+        bare, positive_description="safe driving conditions",
+        negative_description="driving danger or imminent collision",
+    )  # fmt: skip
+    assert bare.same_as(bare)
+    assert bare.same_as(former)
+    assert not bare.same_as(replace(former, positive_description="a kiln that fires safely"))
+    assert not replace(bare, positive=("it glows",)).same_as(former)

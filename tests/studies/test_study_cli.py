@@ -2,6 +2,7 @@
 
 import io
 import shutil
+from pathlib import Path
 
 import pytest
 from in_process import InProcess
@@ -83,6 +84,18 @@ def test_plan_prints_every_cell_and_what_its_hours_rest_on(capsys, here):
     assert not (here / "runs").exists()
 
 
+def test_a_plan_of_an_environment_that_was_never_measured_says_unknown(capsys, here, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "end_to_end")
+    own = SMALL.replace("[speeding]", "['gym:broken_envs:Walk-v0']").replace("scorer: oracle", "scorer: noise")
+    (here / "own.yaml").write_text(own)
+    text = shown(capsys, "plan", "own.yaml")
+    assert "left: an unknown number of hours on this machine" in text
+    assert "0.00" not in text
+    assert "note: NO BUDGET WAS GIVEN for 'gym:broken_envs:Walk-v0': a cost of 25 per episode is assumed" in text
+    (here / "own.yaml").write_text(own.replace("steps_per_epoch", "budget: 3, steps_per_epoch"))
+    assert "BUDGET" not in shown(capsys, "plan", "own.yaml")
+
+
 def test_status_is_plain_where_it_is_not_a_terminal_and_knows_a_study_by_name_file_and_folder(capsys, here):
     execute(parse_study(SMALL, ""), here / "runs" / "small", InProcess())
     texts = [shown(capsys, "status", name) for name in ("small.yaml", "runs/small")]
@@ -108,10 +121,16 @@ def test_a_report_has_the_runs_of_the_study_as_it_is_now_and_says_what_it_leaves
     execute(parse_study(SMALL, ""), folder, InProcess())
     (here / "small.yaml").write_text(SMALL.replace("seeds: [1, 2]", "seeds: [1]").replace("80", "160"))
     shown(capsys, "report", "small.yaml")
-    page = (folder / "report.html").read_text(encoding="utf-8")
+    page = (folder / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
     assert "2 runs, 2 trained to the end" in page
     assert "runs/small/speeding/oracle/seed-2 and 1 more: not of the study as it is defined now, and left out" in page
     assert "was made with other settings: total_steps is 80 there and 160 in the study" in page
+    shutil.copyfile(here / "small.yaml", folder / "study.yaml")
+    with pytest.raises(SystemExit):
+        main(["audit", "runs/small"])  # it counts the same runs, and says so
+    text = capsys.readouterr().out
+    assert "2 runs, 1 comparison" in text
+    assert "not of the study as it is defined now, and left out" in " ".join(text.split())
 
 
 def test_mistakes_are_one_line(capsys, here):

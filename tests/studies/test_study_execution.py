@@ -297,6 +297,7 @@ def test_what_a_run_left_that_ended_before_it_began_is_in_nobodys_way(folder):
         ("scorers: [noise]", "scorers: [oracle]"),
         ("seeds: [1],", "seeds: [1], every: 3,"),
         ("seeds: [1],", "seeds: [1], frames: true,"),
+        ("scorers: [noise]", "scorers: [embedded], prompts: bullet"),
     ],
 )
 def test_a_trace_that_was_recorded_otherwise_than_asked_for_is_recorded_again(folder, change):
@@ -305,6 +306,13 @@ def test_a_trace_that_was_recorded_otherwise_than_asked_for_is_recorded_again(fo
     assert [words[0] for words in launcher.launched] == ["trace"]
     run(study(SMALL.replace(*change)), folder, launcher)
     assert len(launcher.launched) == 1
+
+
+def test_a_trace_with_other_prompts_is_recorded_again(folder):
+    launcher = InProcess()
+    for prompts in ("bullet", "bullet", "bullet-v2"):
+        run(study(SMALL.replace("scorers: [noise]", f"scorers: [embedded], prompts: {prompts}")), folder, launcher)
+    assert [words[-1] for words in launcher.launched] == ["bullet", "bullet-v2"]
 
 
 def test_an_evaluation_of_an_earlier_checkpoint_is_made_again(folder):

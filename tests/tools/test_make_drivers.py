@@ -30,15 +30,15 @@ tiny:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The trained runs of the list, its recipe, and the driver packed from them."""
+    """The trained runs of the list, its entry, and the driver packed from them."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "list.yaml").write_text(LIST)
-    recipe = tool.read_list(folder / "list.yaml")["tiny"]
-    tool.train(recipe, folder)
+    entry = tool.read_list(folder / "list.yaml")["tiny"]
+    tool.train(entry, folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tool, "SELECTION_EPISODES", 3)
         patch.setattr(tool, "HELD_OUT_EPISODES", 4)
-        return folder, recipe, tool.pack(recipe, folder, folder / "out", 1)
+        return folder, entry, tool.pack(entry, folder, folder / "out", 1)
 
 
 def test_the_card_is_read_from_the_runs_and_their_evaluations(made):
@@ -62,9 +62,9 @@ def test_the_card_is_read_from_the_runs_and_their_evaluations(made):
 
 
 def test_what_is_there_is_left(made):
-    folder, recipe, _ = made
+    folder, entry, _ = made
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("config.yaml")}
-    tool.train(recipe, folder)
+    tool.train(entry, folder)
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("config.yaml")} == before
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vlmsafe.audit.checks import design, evaluations, metrics, runs, signal, verdicts
+from vlmsafe.audit.checks import code, design, evaluations, metrics, runs, signal, verdicts
 from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding
 from vlmsafe.audit.kinds import KINDS
 from vlmsafe.comparison.claims import (
@@ -20,7 +20,7 @@ from vlmsafe.comparison.claims import (
 )
 from vlmsafe.comparison.outcomes import summarise_arm
 from vlmsafe.errors import InputError
-from vlmsafe.runs.arms import open_arms
+from vlmsafe.runs.arms import of_studies, open_arms
 from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.runs.records import ArmRecord, read_arms
 
@@ -34,6 +34,7 @@ def audit(
     baseline: str | None = None,
     passive_below: float | None = None,
     resamples: int = RESAMPLES,
+    studies: Mapping[Path, Sequence[Path]] | None = None,
 ) -> Audit:
     """Find out what a comparison of runs can and cannot show.
 
@@ -41,7 +42,8 @@ def audit(
 
     `claims` says what is compared. Without it a `claims.yaml` in one of the folders does. Without that, arms are
     compared as `comparison.claims.comparisons` chooses, each with `baseline` where one is named. `passive_below` is the
-    return below which an episode without cost counts as passive.
+    return below which an episode without cost counts as passive. `studies` has the runs of studies by their folders, as
+    in `of_studies`.
     """
     if passive_below is not None and not math.isfinite(passive_below):
         raise InputError(f"passive_below is {passive_below}; expected a finite return")
@@ -54,6 +56,7 @@ def audit(
     if claims is None and len(files) == 1:
         claims = files[0]
     sources, unreadable = open_arms(paths)
+    sources, left_out = of_studies(sources, studies or {})
     if isinstance(claims, Path | str):
         claims = load_claims(Path(claims))
     elif claims is None:
@@ -65,6 +68,7 @@ def audit(
     compared = comparisons(arms, claims, baseline=baseline)
     reported = list(_check(list(arms.values()), compared, claims, passive_below, resamples))
     reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]
+    reported += [Unchecked(("every check",), (EVERYTHING,), line) for line in left_out]
     reported += [
         finding("unreadable-run", Subject("run", runs=(str(one.path),)), [str(one)], fix="restore it, or leave it out")
         for one in unreadable
@@ -95,7 +99,7 @@ def _check(
     if len(arms) > 1 and not compared:
         yield Unchecked(("unmatched-arms",), (EVERYTHING,), "no two arms share an environment, so nothing is compared")
     for comparison in compared:
-        for module in (design, evaluations, metrics, verdicts):
+        for module in (design, code, evaluations, metrics, verdicts):
             for of_comparison in module.COMPARISON_CHECKS:
                 yield from of_comparison(comparison)
     yield from verdicts.many_tests(claims, compared)
@@ -111,7 +115,12 @@ def _check_arm(arm: ArmRecord, resamples: int) -> Iterator[Finding | Unchecked]:
     for run in arm.runs:
         for of_run in runs.RUN_CHECKS:
             yield from of_run(run)
-    for of_arm in (*design.ARM_CHECKS, *metrics.ARM_CHECKS, *(signal.ARM_CHECKS if arm.has_signal else ())):
+    for of_arm in (
+        *design.ARM_CHECKS,
+        *code.ARM_CHECKS,
+        *metrics.ARM_CHECKS,
+        *(signal.ARM_CHECKS if arm.has_signal else ()),
+    ):
         yield from of_arm(arm)
     for protocol in arm.protocols:
         for of_evaluation in evaluations.EVALUATION_CHECKS:

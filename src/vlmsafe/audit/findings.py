@@ -37,16 +37,21 @@ class Subject:
     def where(self) -> str:
         """
         >>> Subject("comparison", "braking", ("ppo-lag", "ppo"), protocol="held-out").where
-        "braking: ppo-lag against ppo, 'held-out'"
+        "braking: 'ppo-lag' against 'ppo', 'held-out'"
         """
         if self.scope == "all":
             return "all comparisons"
-        names = {"run": ", ".join(self.runs), "environment": ""}.get(self.scope, " against ".join(self.arms))
+        names = {"run": ", ".join(self.runs), "environment": ""}.get(self.scope, quoted(*self.arms))
         place = ": ".join(part for part in (self.environment, names) if part)
         return f"{place}, '{self.protocol}'" if self.protocol else place
 
 
 EVERYTHING = Subject("all")
+
+
+def quoted(*arms: str) -> str:
+    """Names of arms as they stand in sentences: quoted, because an arm may be called anything, such as 'with'."""
+    return " against ".join(f"'{arm}'" for arm in arms)
 
 
 def about_runs(*runs: RunRecord) -> Subject:

@@ -83,10 +83,11 @@ _ALL = (
         "train the runs of the earlier version again, and evaluate them in the same version",
     ),
     FindingKind(
-        "code-differs", "design", _WARNING, "the arms were trained with different code",
-        "Packages, Python, the revision or the scorer's weights differ between the arms. Packages of continued runs "
-        "count too.",
-        "train both arms with one version of everything",
+        "code-differs", "code", _WARNING, "results come from different code",
+        "Packages, Python, the revision or the scorer's weights differ between the arms, or the source of your own "
+        "environment or scorer differs between arms, runs of an arm, parts of a continued run, or a run and its "
+        "evaluation. It is a note where that source is not known.",
+        "train both arms with one version of everything, and evaluate with it",
     ),
     FindingKind(
         "unreadable-run", "runs", _ERROR, "a run that cannot be read",
@@ -168,7 +169,7 @@ _ALL = (
         "cost-tracks-distance", "metrics", _WARNING, "cost that tracks the distance travelled",
         "Cost correlates with path, progress or length, by value or rank: 0.8 over runs or arms with one-sided "
         "p < 0.005, or 0.8 over 30 episodes or more, pooled or within arms.",
-        "hold cost against progress (vlmsafe diagnose returns RUN...): an arm that drives less costs less; compare "
+        "hold cost against progress (vlmsafe diagnose returns RUN...): an arm that does less costs less; compare "
         "cost per distance, or arms that complete the task",
     ),
     FindingKind(

@@ -11,6 +11,7 @@ import vlmsafe
 from vlmsafe import kernels
 from vlmsafe.cli.terminal import err, out
 from vlmsafe.errors import EXIT_AT_ONCE, VlmsafeError, unknown_name
+from vlmsafe.io.output import outlive_reader
 
 VERBS: dict[str, tuple[str, str]] = {
     "train": ("train:train_verb", "train an agent, or continue a run with --resume"),
@@ -27,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "serve": ("serve:serve_verb", "hold models in one process that scores the frames of several runs"),
     "runs": ("listings:runs_verb", "list runs: finished, running, stopped early"),
     "envs": ("listings:envs_verb", "list the environments"),
+    "check-env": ("check_env:check_env_verb", "drive an environment of yours, and say what training would meet"),
     "methods": ("listings:methods_verb", "list the methods, or compare two: methods diff A B"),
     "drivers": ("drivers:drivers_verb", "list the trained drivers that come with the package, or show a card"),
     "embedded": ("embedded:embedded_verb", "make the embedded scorer anew: embedded build"),
@@ -40,6 +42,8 @@ _WITH_A_RUN = ("train", "evaluate", "trace", "verify")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb; errors a user can do something about become one line and an exit code."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        outlive_reader()
     # An installed command does not look for modules where it is called, and that is where gym:<module>:<id> lives.
     sys.path.append(os.getcwd())
     try:
@@ -59,14 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         module, function = VERBS[verb][0].split(":")
         getattr(importlib.import_module(f"vlmsafe.cli.{module}"), function)(rest)
     except VlmsafeError as error:
+        if shown := error.shown_traceback():
+            err.print(shown.rstrip(), markup=False, soft_wrap=True)
         err.print("[bold red]error:[/] ", end="")
         err.print(str(error), markup=False, soft_wrap=True)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         err.print("interrupted")
         raise SystemExit(EXIT_AT_ONCE) from None
-    except BrokenPipeError:
-        raise SystemExit(0) from None  # the reader of our output, such as head, has seen enough
 
 
 def kernels_for(verb: str, words: Sequence[str]) -> kernels.Kernels | None:

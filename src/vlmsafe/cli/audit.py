@@ -29,7 +29,7 @@ class AuditCommand:
     """
 
     paths: tyro.conf.Positional[tuple[Path, ...]]
-    """Run directories, or folders that hold runs."""
+    """Run directories, or folders that hold runs. Of a study's folder, the runs of the study as it is now count."""
     claims: Path | None = None
     """YAML file that says what is compared; by default claims.yaml in the folder, if there is one."""
     baseline: str | None = None
@@ -42,11 +42,11 @@ class AuditCommand:
 
 def audit_verb(argv: list[str]) -> None:
     command = parse(AuditCommand, argv, "audit")
-    from vlmsafe.audit import audit
+    from vlmsafe.studies.api import audit
 
     result = audit(command.paths, claims=command.claims, baseline=command.baseline, passive_below=command.passive_below)
     if command.json:
-        print(json.dumps(result.to_dict(), indent=2, allow_nan=False, default=str))
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False, default=str, ensure_ascii=False))
     else:
         show(result)
     raise SystemExit(result.exit_code)

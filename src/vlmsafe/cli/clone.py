@@ -32,6 +32,8 @@ class CloneCommand:
     """Units of each hidden layer of the policy."""
     observe_changes: int = 0
     """Steps over which the clone also observes by how much each value has changed; 0 for none."""
+    braking_weight: float = 1.0
+    """How many times a state counts in which the scripted driver brakes."""
     seed: int = 0
     """Seed of everything random."""
     processes: int = 2
@@ -58,8 +60,8 @@ def clone_verb(argv: list[str]) -> None:
 
         run = clone(
             command.env, steps=command.steps, passes=command.passes, rounds=command.rounds, hidden=command.hidden,
-            observe_changes=command.observe_changes, seed=command.seed, processes=command.processes,
-            run_dir=command.run_dir, on_progress=on_progress,
+            observe_changes=command.observe_changes, braking_weight=command.braking_weight, seed=command.seed,
+            processes=command.processes, run_dir=command.run_dir, on_progress=on_progress,
         )  # fmt: skip
     error = run.rows("epochs")[-1]["imitation_error"]
     path = shlex.quote(str(run.path))

@@ -64,6 +64,7 @@ def diagnose_verb(argv: list[str]) -> None:
         scorer=command.scorer,
         frames=command.frames,
         passive_below=command.passive_below,
+        onsets=0,
     )
     dataset = read_sources(command.paths, options, command.protocol)
     found = [diagnose(command.what, dataset, env, command.protocol) for env in dataset.environments]

@@ -38,7 +38,7 @@ class EvaluateCommand:
     overwrite: bool = False
     """Run again what the table holds already, and replace it even where it holds more episodes."""
     env: str | None = None
-    """Another level or variant to drive in, such as metadrive-easy:ends; by default the run's environment."""
+    """Another level or variant to evaluate it in, such as metadrive-easy:ends; by default the run's environment."""
 
 
 def evaluate_verb(argv: list[str]) -> None:

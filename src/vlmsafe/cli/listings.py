@@ -10,7 +10,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.terminal import NoOptions, err, listing, out, parse
+from vlmsafe.cli.terminal import NARROW, NoOptions, PathText, err, listing, out, parse
 from vlmsafe.config.methods import METHODS, differences
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError, RunError
@@ -36,7 +36,7 @@ def runs_verb(argv: list[str]) -> None:
     runs, unreadable = find_runs(command.folder)
     problems = [*map(str, unreadable), *other_worlds(runs)]
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("run", overflow="fold")
+    table.add_column("run")
     for heading in ("method", "env", "seed", "status", "epochs", "return", "cost / budget"):
         narrowest = len("stopped early") if heading == "status" else None
         table.add_column(heading, no_wrap=heading not in ("method", "env"), min_width=narrowest)
@@ -55,11 +55,19 @@ def runs_verb(argv: list[str]) -> None:
 
         cost = f"{figure('episode_cost')} / {run.config.budget:g}"
         config = run.config
+        epochs = f"{run.epochs_done()}/{config.epochs}"
+        if out.width < NARROW:
+            out.print(PathText(run.path))
+            line = f"{epochs} epochs, return {figure('env_return')}, cost {cost}"
+            out.print(f"  {config.method} on {config.env}, seed {config.seed}: [{colours[status]}]{status}[/], {line}")
         table.add_row(
-            str(run.path), config.method, config.env, str(config.seed), f"[{colours[status]}]{status}[/]",
-            f"{run.epochs_done()}/{config.epochs}", figure("env_return"), cost,
+            PathText(run.path), config.method, config.env, str(config.seed), f"[{colours[status]}]{status}[/]",
+            epochs, figure("env_return"), cost,
         )  # fmt: skip
-    out.print(table if runs else f"no runs in {command.folder}")
+    if not runs:
+        out.print(f"no runs in {command.folder}")
+    elif out.width >= NARROW:
+        out.print(table)
     for problem in problems:
         err.print(f"note: {problem}", markup=False, soft_wrap=True)
 
@@ -91,6 +99,7 @@ def envs_verb(argv: list[str]) -> None:
     out.print("A variant is <environment>:<variant>; several are joined by +, such as formula-one-l2:long+sighted.")
     out.print("gym:<id> is any registered Gymnasium environment that reports info\\['cost'].")
     out.print("safety-gymnasium:<id> is one of the original Safety-Gymnasium, whose frames show when there is a cost.")
+    out.print("With @<python> they run in another interpreter. vlmsafe check-env NAME says what training would meet.")
     for command, names in commands.items():
         out.print(f"To install {', '.join(names)}:\n  {command}", markup=False, soft_wrap=True)
 

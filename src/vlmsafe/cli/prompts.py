@@ -101,7 +101,8 @@ def _show(name: str) -> None:
         out.print(f"{group}:", markup=False)
         for text in texts:
             out.print(f"  - {text}", markup=False, soft_wrap=True)
-        out.print(f"  (a model that answers yes or no is asked about: {description})", markup=False, soft_wrap=True)
+        asked = f"is asked about: {description}" if description else "cannot be asked: there is no description"
+        out.print(f"  (a model that answers yes or no {asked})", markup=False, soft_wrap=True)
 
 
 def _bench(command: PromptsCommand) -> None:
@@ -135,7 +136,9 @@ def _bench(command: PromptsCommand) -> None:
     if command.json:
         plain = {name: table.to_dicts() for name, table in tables.items()}
         out.print(
-            json.dumps({**trial.counts(), "notes": list(trial.notes), **plain}, indent=2), markup=False, soft_wrap=True
+            json.dumps({**trial.counts(), "notes": list(trial.notes), **plain}, indent=2, ensure_ascii=False),
+            markup=False,
+            soft_wrap=True,
         )
     else:
         for part in _rendered(trial, command.each_prompt):
@@ -151,7 +154,7 @@ def _rendered(trial: Trial, each_prompt: bool) -> Iterator[Table | Text]:
     yield Text(
         f"{trial.title}: {counted(bench.episodes, 'episode')}, {bench.frames:,} frames, "
         f"{bench.contacts:,} of them in contact, "
-        f"{bench.onsets} {'contact begins' if bench.onsets == 1 else 'contacts begin'}"
+        f"{bench.onsets} {'onset' if bench.onsets == 1 else 'onsets'}"
     )
     yield _aucs(trial)
     yield _margins(trial)

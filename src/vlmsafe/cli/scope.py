@@ -35,7 +35,7 @@ def scope_verb(argv: list[str]) -> None:
 
     path, scope = write_scope(command.run, command.out, protocol=command.protocol, episodes=command.episodes)
     out.print(
-        f"{counted(scope.episodes, 'episode')}, {scope.frames:,} frames, {counted(scope.onsets, 'contact')}, "
+        f"{counted(scope.episodes, 'episode')}, {scope.frames:,} frames, {counted(scope.onsets, 'onset')}, "
         f"{scope.size / 1e6:.1f} MB",
         markup=False,
     )
@@ -43,7 +43,7 @@ def scope_verb(argv: list[str]) -> None:
     if scope.episodes < scope.recorded:
         left = scope.recorded_onsets - scope.onsets
         err.print(
-            f"note: the trace has {scope.recorded} episodes; those left out have {counted(left, 'more contact')}. "
+            f"note: the trace has {scope.recorded} episodes; those left out have {counted(left, 'more onset')}. "
             f"--episodes {scope.recorded} shows all",
             markup=False,
             soft_wrap=True,

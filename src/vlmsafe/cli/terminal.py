@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tyro
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from vlmsafe.errors import EXIT_BAD_INPUT
 
-# Into a file or a pipe rich would squeeze tables into 80 columns.
-out = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+def _width() -> int | None:
+    """The width of printed text where neither a terminal nor COLUMNS decides: rich would squeeze it into 80 columns."""
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return None if on_terminal or os.environ.get("COLUMNS", "").isdigit() else 120
+
+
+out = Console(highlight=False, width=_width())
 err = Console(stderr=True, highlight=False)
+
+NARROW = 100
+"""The width below which long tables have no room for paths."""
+
+
+class PathText:
+    """A path in a table, which is broken after slashes where it does not fit."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._parts = re.findall(r"[^/]*/|[^/]+", str(path))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(max(map(len, self._parts), default=0), sum(map(len, self._parts)))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = [""]
+        for part in self._parts:
+            if lines[-1] and len(lines[-1]) + len(part) > options.max_width:
+                lines.append("")
+            lines[-1] += part
+        yield Text("\n".join(lines), overflow="fold")
 
 
 def parse(kind: type[Any], argv: list[str], verb: str, default: Any = tyro.MISSING) -> Any:

@@ -33,7 +33,7 @@ class TraceCommand:
     scorer: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME")] = field(
         default_factory=tuple
     )
-    """Scorer, once or several times; by default the run's own, or embedded if it has none."""
+    """Scorer, once or several times; by default the run's own, or embedded if it has none but there are prompts."""
     prompts: str | None = None
     """Prompt set: a name shipped with the package or a YAML file; by default the run's own, or its environment's."""
     every: int = 1

@@ -16,6 +16,7 @@ from vlmsafe.config.recipes import is_path, shipped_recipes
 from vlmsafe.config.settings import PLACE, TrainConfig
 from vlmsafe.errors import InputError
 
+_ACCEPT = "--accept-changed-code"
 _PLACE = [f"--{name}".replace("_", "-") for name in PLACE]
 
 
@@ -31,6 +32,8 @@ class TrainCommand:
     the recipes."""
     resume: Path | None = None
     """Run directory to continue exactly where it stopped, or with more --total-steps to extend."""
+    accept_changed_code: bool = False
+    """With --resume: continue although the source of your own environment or scorer has changed; the run records it."""
     quiet: bool = False
     """Print nothing while training."""
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = TrainConfig()  # noqa: RUF009 - frozen
@@ -42,7 +45,7 @@ def train_verb(argv: list[str]) -> None:
         _list_recipes()
         return
     if early.resume is not None:
-        allowed = ("--quiet", "--no-quiet", "--help", "--total-steps", *_PLACE)
+        allowed = ("--quiet", "--no-quiet", "--help", "--total-steps", _ACCEPT, *_PLACE)
         unwanted = [word for word in given if word not in allowed]
         unwanted += [f"--{name}" for name in ("config", "method") if getattr(early, name) is not None]
         if unwanted:
@@ -52,14 +55,13 @@ def train_verb(argv: list[str]) -> None:
             )
     command = _command(argv, early)
 
-    from vlmsafe.training.start import resume, train
+    from vlmsafe.training.start import open_trained, resume, train
 
     if command.resume is not None:
-        from vlmsafe.runs.run import Run
         from vlmsafe.runs.versions import other_world
 
         longer = command.settings.total_steps if "--total-steps" in given else None
-        run = Run.open(command.resume)
+        run = open_trained(command.resume)
         if run.status() == "finished" and longer in (None, run.config.total_steps):
             out.print(f"{command.resume} is finished; nothing to do")
             if elsewhere := other_world(run):
@@ -69,10 +71,13 @@ def train_verb(argv: list[str]) -> None:
         run = resume(
             command.resume,
             total_steps=longer,
+            accept_changed_code=command.accept_changed_code,
             quiet=command.quiet,
             service=signal.service if "--signal.service" in given else None,
             service_wait=signal.service_wait if "--signal.service-wait" in given else None,
         )
+    elif command.accept_changed_code:
+        raise InputError(f"{_ACCEPT} is for a run that is continued; name the run with --resume, or drop it")
     else:
         run = train(command.settings, quiet=command.quiet)
     out.print(f"finished: {run.path}", markup=False, soft_wrap=True)

@@ -49,7 +49,7 @@ def verify_verb(argv: list[str]) -> None:
     with replay_progress("replaying") as on_steps:
         result = verify(command.run, epochs=command.epochs, service=command.service, on_steps=on_steps)
     if command.json:
-        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False, ensure_ascii=False))
     else:
         show(result)
     raise SystemExit(result.exit_code)

@@ -13,6 +13,7 @@ import numpy as np
 from vlmsafe import kernels
 from vlmsafe.cloning.demonstrate import (
     AFTER_COST,
+    BRAKES,
     CUT,
     MEMORY,
     NOISE,
@@ -30,6 +31,7 @@ from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.io.locks import DirectoryLock
+from vlmsafe.io.source import SourceHash
 from vlmsafe.learners.learner import Losses
 from vlmsafe.learners.networks import Stack
 from vlmsafe.numerics.normaliser import Normaliser
@@ -54,6 +56,7 @@ def clone(
     rounds: int = 0,
     hidden: Sequence[int] = CLONE.learner.hidden,
     observe_changes: int = 0,
+    braking_weight: float = 1.0,
     seed: int = 0,
     processes: int = 2,
     run_dir: Path | str | None = None,
@@ -64,10 +67,16 @@ def clone(
     `steps` are recorded on training scenarios, and a policy is fitted to them in `passes` passes. Each of `rounds` more
     rounds records as many steps in which the clone drives and the scripted driver says what it would do, and fits a new
     policy to everything recorded so far. With `observe_changes` the clone also sees by how much its observation has
-    changed over so many steps. The same settings and seed give the same run with any number of `processes`.
-    Nothing is written before the clone is ready.
+    changed over so many steps. A state in which the scripted driver brakes counts `braking_weight` times: few states
+    decide whether a drive ends in a crash, and in most of them the driver brakes.
 
-    >>> clone("metadrive-easy")  # doctest: +SKIP
+    The same settings and seed give the same run with any number of `processes`. Nothing is written before the clone is
+    ready.
+
+    >>> import vlmsafe
+    >>> run = vlmsafe.clone("braking", steps=400, passes=1, hidden=(8, 8), processes=1, run_dir="runs/clone")
+    >>> run.config.method
+    'clone'
     """
     for name, value, least in (
         ("steps", steps, 1), ("passes", passes, 1), ("rounds", rounds, 0), ("observe_changes", observe_changes, 0),
@@ -76,27 +85,28 @@ def clone(
         if value < least:
             raise InputError(f"{name} is {value}; expected {least} or more")
     place = None if run_dir is None else Path(run_dir)
-    config = clone_config(env, steps, passes, rounds, tuple(hidden), seed, place, observe_changes)
+    config = clone_config(env, steps, passes, rounds, tuple(hidden), seed, place, observe_changes, braking_weight)
     if not kernels.fit(config.kernels):
         return call_in_child(
             config.kernels, clone, env, steps=steps, passes=passes, rounds=rounds, hidden=tuple(hidden),
-            observe_changes=observe_changes, seed=seed, processes=processes, run_dir=run_dir,
-            callbacks={"on_progress": on_progress},
+            observe_changes=observe_changes, braking_weight=braking_weight, seed=seed, processes=processes,
+            run_dir=run_dir, callbacks={"on_progress": on_progress},
         )  # fmt: skip
     _refuse_overwriting(config)
     config.spec.require()
+    source = config.spec.source_hash(revision=True)
     began = time.monotonic()
     with stop_on_signals() as stop:
         rows: list[Row] = []
         recorded: list[Demonstrations] = []
         driver: tuple[Stack, Normaliser] | None = None
         for number in range(config.epochs):
-            new = _record(config, number, driver, processes, stop, on_progress)
+            new = _record(config, number, driver, processes, stop, on_progress, source)
             recorded += new
             driver, error = _fit(config, number, recorded, stop, on_progress)
             rows.append(_row(config, number, new, error, _checkpoint(number + 1, *driver)))
         assert driver is not None
-        return _write(config, rows, _checkpoint(config.epochs, *driver), time.monotonic() - began)
+        return _write(config, rows, _checkpoint(config.epochs, *driver), time.monotonic() - began, source)
 
 
 def clone_config(
@@ -108,10 +118,11 @@ def clone_config(
     seed: int,
     run_dir: Path | None,
     observe_changes: int = 0,
+    braking_weight: float = 1.0,
 ) -> TrainConfig:
     """The settings of the run: a round is what an epoch is to trained runs."""
     defaults = method_defaults(CLONE.name)
-    learner = dataclasses.replace(defaults.learner, hidden=hidden, update_iters=passes)
+    learner = dataclasses.replace(defaults.learner, hidden=hidden, update_iters=passes, braking_weight=braking_weight)
     return dataclasses.replace(
         defaults, env=env, seed=seed, total_steps=steps * (1 + rounds), steps_per_epoch=steps, run_dir=run_dir,
         observe_changes=observe_changes, learner=learner,
@@ -131,9 +142,10 @@ def _record(
     processes: int,
     stop: StopRequest,
     on_progress: OnProgress,
+    source: SourceHash | None,
 ) -> list[Demonstrations]:
     """The steps of a round, in the order of their tasks."""
-    spec, steps = config.spec, config.steps_per_epoch
+    spec, steps = config.spec.made_only_of(source), config.steps_per_epoch
     agent = None if driver is None else (driver[0].policy(), driver[1])
     sizes = [min(SHARE_STEPS, steps - start) for start in range(0, steps, SHARE_STEPS)]
     tasks = [
@@ -195,7 +207,9 @@ def _row(
     return row | {COLUMN: record_digest(row, []) | state.digest()}
 
 
-def _write(config: TrainConfig, rows: Sequence[Row], state: Checkpoint, seconds: float) -> Run:
+def _write(
+    config: TrainConfig, rows: Sequence[Row], state: Checkpoint, seconds: float, source: SourceHash | None
+) -> Run:
     """Write the run. The configuration comes last, and a directory without one is no run."""
     assert config.run_dir is not None
     with DirectoryLock(make_directory(config.run_dir)):
@@ -207,6 +221,7 @@ def _write(config: TrainConfig, rows: Sequence[Row], state: Checkpoint, seconds:
         run.save(state)
         run.event(
             "cloned", noisy_share=NOISY, noise=list(NOISE), noise_memory=MEMORY, cut_share=CUT,
-            steps_after_cost=AFTER_COST, weight_decay=WEIGHT_DECAY, seconds=round(seconds, 1),
+            steps_after_cost=AFTER_COST, braking_below=BRAKES,
+            weight_decay=WEIGHT_DECAY, seconds=round(seconds, 1),
         )  # fmt: skip
-        return Run.create(config)
+        return Run.create(config, source={} if source is None else {"environment": source})

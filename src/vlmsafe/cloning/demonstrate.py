@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, Scenarios
+from vlmsafe.envs.episodes import begin_episode, step_episode
 from vlmsafe.errors import EnvironmentFailure, InputError
 from vlmsafe.learners.policy import ActionMap, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
-from vlmsafe.training.collect import begin_episode, step_episode
 
 SHARE_STEPS = 4_000
 """Steps of a task, whatever the number of processes, so that recordings do not depend on that number."""
@@ -34,6 +34,8 @@ CUT = 0.5
 """The share of episodes that end soon after their first cost. The others show how to go on."""
 AFTER_COST = 20
 """The steps that still follow a first cost in those episodes."""
+BRAKES = -0.1
+"""The action below which a driver brakes."""
 _TICK_STEPS = 16
 
 
@@ -45,6 +47,8 @@ class Demonstrations:
     """[N, observation], not normalised."""
     actions: Array
     """[N, action], from -1 to 1 where the environment clips actions."""
+    brakes: NDArray[np.bool_]
+    """[N], whether the scripted driver brakes."""
     episodes: list[dict[str, float]]
     """Return, cost and length of each episode that the environment ended."""
 
@@ -120,7 +124,7 @@ def demonstrate(env: Env, task: DemonstrationTask, tick: Callable[[int], None] =
         if finished:
             episodes.append({"return": returned, "cost": total_cost, "length": length})
     tick(step)
-    return Demonstrations(observations, actions, episodes)
+    return Demonstrations(observations, actions, actions[:, env.pedal] < BRAKES, episodes)
 
 
 def _mean(observation: Array, policy: Policy, normaliser: Normaliser) -> Array:

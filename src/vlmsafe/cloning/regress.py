@@ -1,4 +1,4 @@
-"""Regression: fit the mean of a policy of this package to recorded actions, by their mean squared error."""
+"""Regression: fit the mean of a policy of this package to recorded actions, by their weighted mean squared error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlmsafe.learners.schedules import falling_share
 from vlmsafe.numerics.adam import Adam
 from vlmsafe.numerics.normaliser import Array, Normaliser
 
-WEIGHT_DECAY = 0.01
+WEIGHT_DECAY = 0.1
 """The share of a weight that AdamW removes per step, times the learning rate."""
 
 
@@ -36,13 +36,15 @@ def regress(
     rng: np.random.Generator,
     on_pass: Callable[[int], None] = lambda done: None,
 ) -> tuple[Stack, float]:
-    """A policy without critics, and the root of its mean squared error on the recording.
+    """A policy without critics, and the root of its mean squared error on the recording, all states counted alike.
 
     The policy's standard deviation is `config.initial_std`: a regression of the mean says nothing about it. `on_pass`
     is told the passes done, and may raise to stop.
     """
     observations = np.concatenate([normaliser.normalise(part.observations) for part in recorded])
     actions = np.concatenate([part.actions for part in recorded])
+    brakes = np.concatenate([part.brakes for part in recorded])[:, None]
+    weights = np.where(brakes, np.float32(config.braking_weight), np.float32(1.0))
     shape = Shape(observations.shape[1], config.hidden, actions.shape[1], critics=0)
     stack, gradient = Stack(shape), Stack(shape)
     stack.initialise(rng, config.initial_std, config.initial_mean, config.output_gain)
@@ -57,7 +59,7 @@ def regress(
             order = rng.permutation(count)
             for start in range(0, count, config.batch_size):
                 rows = order[start : start + config.batch_size]
-                _step(stack, gradient, adam, observations[rows], actions[rows], rate)
+                _step(stack, gradient, adam, observations[rows], actions[rows], weights[rows], rate)
             on_pass(done + 1)
         error = float(np.sqrt(np.mean(np.square(stack.forward(observations)[-1][0] - actions), dtype=np.float64)))
     if not np.isfinite(error):
@@ -66,10 +68,12 @@ def regress(
     return stack, error
 
 
-def _step(stack: Stack, gradient: Stack, adam: Adam, observations: Array, actions: Array, rate: float) -> None:
-    """One step of AdamW on the mean squared error of a minibatch."""
+def _step(
+    stack: Stack, gradient: Stack, adam: Adam, observations: Array, actions: Array, weights: Array, rate: float
+) -> None:
+    """One step of AdamW on the weighted mean squared error of a minibatch."""
     activations = stack.forward(observations)
-    d_output = (activations[-1] - actions) * np.float32(2.0 / actions.size)
+    d_output = (activations[-1] - actions) * (weights * np.float32(2.0 / (weights.sum() * actions.shape[1])))
     stack.backward(observations, activations, d_output, gradient)
     stack.block *= np.float32(1.0 - rate * WEIGHT_DECAY)
     adam.step(gradient.block, [rate], range(1))

@@ -52,7 +52,7 @@ class Claim:
     """False if nobody claimed it and `comparisons` chose it."""
 
     def __str__(self) -> str:
-        return f"{self.first} against {self.second}"
+        return f"'{self.first}' against '{self.second}'"
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,8 @@ class LearnerConfig:
     """CPO: how often a step is shortened before it is given up."""
     line_search_decay: Share = 0.8
     """CPO: factor by which a step is shortened."""
+    braking_weight: Positive = 1.0
+    """Clones: how many times a state counts in which the scripted driver brakes."""
 
 
 @dataclass(frozen=True)

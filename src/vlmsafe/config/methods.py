@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
+from vlmsafe.config.names import full_names
 from vlmsafe.config.recipes import recipe_settings, shipped_recipes
 from vlmsafe.config.settings import PLACE, SignalConfig, TrainConfig
 from vlmsafe.config.yaml import flatten, from_dict, read_yaml, to_dict
@@ -193,9 +194,10 @@ def method_defaults(name: str, base: TrainConfig | None = None) -> TrainConfig:
 def config_from(settings: Mapping[str, Any], source: str = "settings", method_name: str | None = None) -> TrainConfig:
     """A run configuration from plain values: the method's defaults first, then a recipe, then the values themselves.
 
-    `method_name` names the method where the values do not. Where both name one they must agree, because a file of
-    settings holds the defaults of its method.
+    Values may be nested, or stand under dotted names or those of the command line. `method_name` names the method where
+    the values do not. Where both name one they must agree, because a file of settings holds the defaults of its method.
     """
+    settings = full_names(settings, source)
     recipe = settings.get("recipe")
     shared = recipe_settings(str(recipe)) if recipe is not None else {}
     name = settings.get("method", shared.get("method", method_name or TrainConfig.method))

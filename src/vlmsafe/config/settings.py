@@ -28,7 +28,7 @@ from vlmsafe.config.bounds import (
 )
 from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
 from vlmsafe.envs.api import EnvSpec
-from vlmsafe.envs.registry import env_spec
+from vlmsafe.envs.registry import env_spec, world_name
 from vlmsafe.errors import InputError
 from vlmsafe.kernels import Kernels
 from vlmsafe.numerics.normaliser import CLIP
@@ -41,6 +41,9 @@ PLACE = frozenset({"signal.service", "signal.service_wait"})
 
 DRIVER = "driver:"
 """The prefix of a shipped driver's name, wherever a run can be given."""
+
+_SHORTEST_EPOCH = 20
+"""The least number of steps in an epoch that an error message proposes."""
 
 _DEVICES = Pattern(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
 
@@ -137,10 +140,17 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One training run."""
+    """One training run: every setting of `vlmsafe train`. `vlmsafe.train` also takes single settings.
+
+    >>> import vlmsafe
+    >>> config = vlmsafe.TrainConfig(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first")
+    >>> vlmsafe.train(config, quiet=True).config.epochs
+    2
+    """
 
     env: str = "metadrive-easy"
-    """Environment: a name from `vlmsafe envs`, a variant as <name>:<variant>, or gym:<id> or safety-gymnasium:<id>."""
+    """Environment: a name from `vlmsafe envs`, a variant as <name>:<variant>, or gym:<id> or safety-gymnasium:<id>,
+    which @<python> runs in another interpreter."""
     method: str = "ppo-lag"
     """Method: a name from `vlmsafe methods`; it sets the defaults of the learner and the multiplier."""
     recipe: Annotated[str | None, tyro.conf.Suppress] = None
@@ -192,6 +202,10 @@ class TrainConfig:
     signal: SignalConfig = field(default_factory=SignalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
+    def __post_init__(self) -> None:
+        if self.run_dir is not None:
+            object.__setattr__(self, "run_dir", Path(self.run_dir))  # users may give a text
+
     @property
     def epochs(self) -> int:
         """Number of updates of the whole run."""
@@ -228,6 +242,16 @@ class TrainConfig:
         spec = env_spec(self.env)
         drawn = spec.indicators if spec.indicators is None else spec.indicators or self.frame_indicators
         return dataclasses.replace(spec, indicators=drawn, repeat=self.action_repeat, changes=self.observe_changes)
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What nobody has said and this package only supposes, in sentences for the user."""
+        if self.budget is not None or self.spec.version is not None:
+            return []  # the environments of this package have budgets of their own
+        return [
+            f"NO BUDGET WAS GIVEN for '{self.env}': a cost of {self.spec.budget:g} per episode is assumed, and all "
+            "that is called safe depends on it; pass --budget (in a study, 'budget' under 'settings')"
+        ]
 
     def _source(self, text: str) -> str:
         place = text.replace("{seed}", str(self.seed))
@@ -281,7 +305,8 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
 
 def default_run_dir(config: TrainConfig) -> Path:
     """The directory of a run when none is given. Runs of a recipe are an arm of their own."""
-    env = config.env.replace(":", "-").replace("/", "-") + ("-indicators" if config.frame_indicators else "")
+    shown = "-indicators" if config.frame_indicators else ""
+    env = world_name(config.env).replace(":", "-").replace("/", "-") + shown
     arm = config.method if config.recipe is None else f"{config.method}-{config.recipe}"
     return Path("runs") / env / arm / f"seed-{config.seed}"
 
@@ -316,8 +341,22 @@ def _problems(config: TrainConfig) -> Iterator[str]:
         if config.total_steps < config.steps_per_epoch or config.total_steps % config.steps_per_epoch:
             yield (
                 f"total_steps is {config.total_steps}; it must be a positive multiple of steps_per_epoch "
-                f"{config.steps_per_epoch}"
+                f"{config.steps_per_epoch}; {_fitting_steps(config)}"
             )
+
+
+def _fitting_steps(config: TrainConfig) -> str:
+    """Which setting to change, and to what, where the steps of a run are no whole number of epochs.
+
+    >>> _fitting_steps(TrainConfig(total_steps=1000))
+    'pass --steps-per-epoch 500, or --total-steps 20000'
+    """
+    total, epoch, workers = config.total_steps, config.steps_per_epoch, config.num_envs
+    # At least two epochs, because one leaves nothing to compare.
+    fitting = [n for n in range(workers, min(epoch, total // 2) + 1, workers) if total % n == 0]
+    rounded = max(1, round(total / epoch)) * epoch
+    shorter = f"--steps-per-epoch {max(fitting)}, or " if fitting and max(fitting) >= _SHORTEST_EPOCH else ""
+    return f"pass {shorter}--total-steps {rounded}"
 
 
 def _nearest_divisor(number: int, near: int) -> int:

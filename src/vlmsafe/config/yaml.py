@@ -37,6 +37,22 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn settings under dotted names into the nested mappings of a configuration.
+
+    >>> nested({"signal.every": 4, "signal.gate": "off", "num_envs": 2})
+    {'signal': {'every': 4, 'gate': 'off'}, 'num_envs': 2}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        *path, last = name.split(".")
+        place = found
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return found
+
+
 def from_dict(data: Mapping[str, Any], defaults: T, source: str) -> T:
     """`defaults` with the values of `data` put over them; unknown keys and wrong types are errors.
 

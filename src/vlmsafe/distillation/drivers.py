@@ -70,18 +70,11 @@ def _size(env: Env) -> int:
     return env.action_space.shape[0]
 
 
-def _controls(env: Env) -> tuple[int, int]:
-    """Which action steers and which one drives; a single action does both."""
-    if _size(env) == 1:
-        return 0, 0
-    return env.steering, _size(env) - 1 if env.steering == 0 else 0
-
-
 def _dice(env: Env, rng: np.random.Generator) -> Callable[[Observation], Action]:
     """Uniform actions around a random level, each held for a while, like an agent at the start of its training."""
     size, hold = _size(env), int(rng.integers(1, 12))
     level = rng.uniform(-0.3, 0.6, size)
-    level[_controls(env)[0]] = rng.normal(0.0, 0.1)
+    level[env.steering] = rng.normal(0.0, 0.1)
     width = rng.uniform(0.2, 1.0)
     held, left = level, 0
 
@@ -107,7 +100,7 @@ class _Faulty:
 
     def __init__(self, kind: Kind, lead: Callable[[Observation], Action], env: Env, rng: np.random.Generator) -> None:
         self._kind, self._lead, self._rng = kind, lead, rng
-        self._steering, self._driving = _controls(env)
+        self._steering, self._driving = env.steering, env.pedal
         self._left = int(rng.integers(0, 45))  # steps until the fault
         self._shake = np.zeros(_size(env))
         self._strength = rng.uniform(0.05, 0.35) if "agent" in kind else rng.uniform(0.05, 0.5)

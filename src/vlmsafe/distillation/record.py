@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from vlmsafe.distillation.drivers import KINDS, Agent, driver
 from vlmsafe.distillation.facts import EVENTS, MEASURES
 from vlmsafe.envs.api import Env, Scenarios
+from vlmsafe.envs.episodes import begin_episode, step_episode
 from vlmsafe.io.files import write_atomically
 from vlmsafe.io.images import encode
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.signals.frame_stack import STEPS_APART
-from vlmsafe.training.collect import begin_episode, step_episode
 
 LIMIT, LIMIT_SECONDS = 160, 9.6  # the longest episode in steps, or in seconds if that is more steps
 AFTER_CONTACT = 12  # steps that follow the first contact, in most episodes

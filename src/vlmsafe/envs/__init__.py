@@ -12,6 +12,9 @@ A registered Gymnasium environment that reports a cost needs none of this: name 
 api.py       `Env`, `EnvSpec`, `Scenarios`
 registry.py  the environments by name
 gym.py       Gymnasium and Safety-Gymnasium environments
+bridge/      the same in another Python interpreter
+episodes.py  resets and steps with everything checked
+checking.py  what training on an environment would meet
 hazard.py    how close a state is to something that costs
 opengl.py    how MuJoCo draws without a screen
 vector/      worker processes with one environment each, and the frames that come out of them

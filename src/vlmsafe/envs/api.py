@@ -17,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.errors import EnvironmentFailure, InputError, MissingDependencyError, unknown_name
+from vlmsafe.io.source import SourceHash, unchanged
 
+STEP_LIMIT = 10_000
+"""Steps after which evaluations cut an episode of an environment that is registered without max_episode_steps."""
 Observation = NDArray[np.float32]
 Frame = NDArray[np.uint8]
 
@@ -67,6 +70,18 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     isolate: bool = True
     """Whether a reset starts a clean simulator, where the simulator would carry state into the next episode."""
 
+    made_of: tuple[str, ...] = ()
+    """The modules whose classes an environment of the user's is made of, its wrappers included."""
+
+    step_limit: int | None = None
+    """Steps after which evaluations cut an episode, if the environment itself may have no end; None if it has one."""
+
+    @property
+    def pedal(self) -> int:
+        """The index of the action that drives and brakes; a single action also steers."""
+        assert self.action_space.shape is not None
+        return self.action_space.shape[0] - 1 if self.steering == 0 else 0
+
     def progress(self) -> Mapping[str, float]:
         """Task metrics of the current episode, such as the share of the route covered."""
         return {}
@@ -86,6 +101,13 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
         use it; no learner does.
         """
         return None
+
+    def departure(self) -> str:
+        """How the last observation departs from the declared space, in words; empty if it does not.
+
+        Only environments of the user's can depart: their observations are converted to what is declared here.
+        """
+        return ""
 
     def facts(self) -> Mapping[str, float]:
         """Privileged measures of the current state by name, from which captions of its frame are written.
@@ -190,6 +212,10 @@ class EnvSpec:
     """Simulator steps for which an action is kept; together they are one step for those who use the environment."""
     changes: int = 0
     """Steps over which changes of the observation are observed too; 0 for none."""
+    source: str | None = None
+    """The digest that the source of an environment of the user's must have when it is made; None for any."""
+    seen: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+    """Stamps of the files of that source, which say quickly that nothing changed."""
 
     @property
     def longest(self) -> int | None:
@@ -239,6 +265,22 @@ class EnvSpec:
                 f"install it with: {self.install}"
             )
 
+    def source_hash(self, *, revision: bool = False) -> SourceHash | None:
+        """The source of an environment of the user's, see `vlmsafe.io.source`; None for those of this package."""
+        if self.version is not None:
+            return None
+        found: SourceHash = importlib.import_module(self.module).source_hash(self, revision)
+        return found
+
+    def source_digest(self) -> str | None:
+        """The digest of its present source; None if it is not known."""
+        found = self.source_hash()
+        return None if found is None else found.digest
+
+    def made_only_of(self, source: SourceHash | None) -> EnvSpec:
+        """The environment, which from now on can be made only while its source is this one, where it is known."""
+        return self if source is None else replace(self, source=source.digest, seen=source.seen)
+
     def make(self, scenarios: Scenarios | None = None, *, randomise: bool = True) -> Env:
         """Start the environment on a pool of scenarios, by default the training pool.
 
@@ -247,6 +289,12 @@ class EnvSpec:
         self.require()
         module = importlib.import_module(self.module)
         env: Env = module.make(self, scenarios or self.training, randomise)
+        # After it was made: what was loaded is then what the files held at the latest now.
+        if self.source is not None and not unchanged(self.seen) and self.source != self.source_digest():
+            raise EnvironmentFailure(
+                f"the source of environment '{self.name}' was changed while it was in use; undo the change, or start "
+                "the command again"
+            )
         from vlmsafe.envs.wrappers import wrapped  # here, because wrappers are environments of this module
 
         return wrapped(env, self.repeat, self.changes)

@@ -3,159 +3,157 @@
 The cost is `info["cost"]`, or the third element of Safety-Gymnasium's six-tuple (observation, reward, cost,
 terminated, truncated, info). Dictionary and image-shaped observations are flattened.
 
-`safety-gymnasium:<id>` is an environment of the original Safety-Gymnasium, which has its own registry. Its renderer
-draws a red sphere around the agent while there is a cost, and markers of the lidar. Its frames may therefore tell a
-scorer the cost, which runs record as `frame_indicators: true`. FormulaOne's default camera sees neither.
+`safety-gymnasium:<id>` is an environment of the original Safety-Gymnasium, which has its own registry, and
+`safety-gymnasium:<id>:<camera>` shows frames of another of its cameras. Its renderer draws a red sphere around the
+agent while there is a cost, and markers of the lidar. Its frames may therefore tell a scorer the cost, which runs
+record as `frame_indicators: true`. FormulaOne's default camera sees neither. In another interpreter they are left out
+unless --frame-indicators asks for them.
+
+`<name>@<python>` runs in another interpreter, with the packages that are installed there (`bridge/`).
 """
 
 from __future__ import annotations
 
-import copy
-import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import EnvSpec as EnvSpecOfGym
-from gymnasium.envs.registration import load_env_creator
 from numpy.typing import NDArray
 
-from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios, as_frame, no_hazard
+from vlmsafe.envs.api import STEP_LIMIT, Env, EnvSpec, Frame, Observation, Scenarios, as_frame, no_hazard
+from vlmsafe.envs.bridge import adapter
+from vlmsafe.envs.bridge.identity import source_there
+from vlmsafe.envs.bridge.interpreters import find_interpreter
+from vlmsafe.envs.bridge.remote import RemoteEnv
 from vlmsafe.errors import EnvironmentFailure, InputError, unknown_name
+from vlmsafe.io.source import SourceHash, hash_source
 
 
 class GymEnv(Env):
-    """A Gymnasium environment behind this package's interface."""
+    """A Gymnasium environment, of this process or of another interpreter, behind this package's interface."""
 
-    def __init__(self, inner: gymnasium.Env[Any, Any], name: str, time_limit: int | None, scenarios: Scenarios) -> None:
-        self._inner, self._name, self._time_limit, self._scenarios = inner, name, time_limit, scenarios
-        self._step = 0
-        if not isinstance(inner.action_space, gymnasium.spaces.Box) or len(inner.action_space.shape) != 1:
-            raise InputError(
-                f"environment '{name}' has the action space {inner.action_space}; "
-                "the learners need a one-dimensional Box of continuous actions"
-            )
+    def __init__(self, inner: adapter.Adapter | RemoteEnv, name: str, scenarios: Scenarios) -> None:
+        self.inner, self._name, self._scenarios = inner, name, scenarios
         self.action_space = inner.action_space
-        flat = gymnasium.spaces.utils.flatten_space(inner.observation_space)
-        if not isinstance(flat, gymnasium.spaces.Box):
-            raise InputError(f"environment '{name}': observations of {inner.observation_space} are not a flat vector")
-        self._flatten = not (
-            isinstance(inner.observation_space, gymnasium.spaces.Box) and inner.observation_space.shape == flat.shape
-        )
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, flat.shape, np.float32)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (inner.size,), np.float32)
+        self.steering = inner.steering
+        self.made_of = tuple(sorted(set(_modules(inner.inner)))) if isinstance(inner, adapter.Adapter) else ()
+        self.step_limit = STEP_LIMIT if inner.time_limit is None else None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         super().reset(seed=seed)
-        self._step = 0
         scenario = self._scenarios.draw(self.np_random) if seed is None else seed
-        observation, info = self._inner.reset(seed=scenario, options=options)
-        return self._vector(observation), {**info, "scenario": scenario}
+        with _named(self._name):
+            observation, info = self.inner.reset(scenario, options)
+        return observation, {**info, "scenario": scenario}
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        result: tuple[Any, ...] = tuple(self._inner.step(action.astype(self.action_space.dtype)))
-        if len(result) == 6:
-            observation, reward, cost, terminated, truncated, info = result
-            info = {**info, "cost": cost}
-        elif len(result) == 5:
-            observation, reward, terminated, truncated, info = result
-        else:
-            raise EnvironmentFailure(
-                f"environment '{self._name}': step returned {len(result)} values; expected Gymnasium's five or "
-                "Safety-Gymnasium's six"
-            )
-        self._step += 1
-        timed_out = self._time_limit is not None and self._step >= self._time_limit
-        return self._vector(observation), float(reward), bool(terminated), bool(truncated) or timed_out, info
-
-    def _vector(self, observation: Any) -> Observation:
-        if self._flatten:
-            observation = gymnasium.spaces.utils.flatten(self._inner.observation_space, observation)
-        return np.asarray(observation, dtype=np.float32)
+        try:  # a context manager would take a tenth of a fast environment's step
+            return self.inner.step(action)
+        except adapter.Misbehaviour as error:
+            raise EnvironmentFailure(f"environment '{self._name}': {error}") from error
 
     def frame(self) -> Frame:
-        return as_frame(self._inner.render(), f"environment '{self._name}'")
+        return as_frame(self.inner.render(), f"environment '{self._name}'")
 
     def hazard(self) -> float:
         """The registered environment's own `hazard()`, read through its wrappers."""
-        own = getattr(self._inner.unwrapped, "hazard", None)
-        if not callable(own):
+        if "hazard" not in self.inner.has:
             raise no_hazard(self._name)
-        hazard = float(own())
+        hazard = float(self.inner.call("hazard"))
         if not 0.0 <= hazard <= 1.0:
             raise EnvironmentFailure(f"environment '{self._name}': hazard() returned {hazard}; it must lie from 0 to 1")
         return hazard
 
     def expert(self) -> Callable[[], NDArray[np.float64]] | None:
         """The registered environment's own `expert()`, read through its wrappers; None if it has none."""
-        own = getattr(self._inner.unwrapped, "expert", None)
-        return own() if callable(own) else None
+        return self.inner.call("expert") if "expert" in self.inner.has else None
+
+    def progress(self) -> Mapping[str, float]:
+        return self._figures("progress")
+
+    def facts(self) -> Mapping[str, float]:
+        return self._figures("facts")
+
+    def _figures(self, method: str) -> dict[str, float]:
+        """Figures by name from a method of the registered environment's; empty if it has none."""
+        found = self.inner.call(method) if method in self.inner.has else {}
+        return {str(name): float(value) for name, value in found.items()}
+
+    def departure(self) -> str:
+        return self.inner.departure()
 
     def close(self) -> None:
-        self._inner.close()
+        self.inner.close()
 
 
 def make(spec: EnvSpec, scenarios: Scenarios, randomise: bool) -> Env:
     """Called by `EnvSpec.make`. A Gymnasium environment has only its seed, so there is nothing else to randomise."""
-    family, _, env_id = spec.name.partition(":")
-    if family == "safety-gymnasium":
-        return GymEnv(_make_safe(spec, env_id), spec.name, None, scenarios)
+    name, _, python = spec.name.partition("@")
+    family, _, env_id = name.partition(":")
+    module, _, registered_id = env_id.rpartition(":") if family == "gym" else ("", "", env_id)
+    with _named(spec.name):
+        if python:
+            remote = RemoteEnv(find_interpreter(python), spec.name)
+            try:
+                remote.make(
+                    family=family, module=module, env_id=registered_id, frames=spec.frames,
+                    indicators=spec.indicators is not False,
+                )  # fmt: skip
+            except BaseException:
+                remote.close()
+                raise
+            return GymEnv(remote, spec.name, scenarios)
+        if family == "gym":
+            return GymEnv(adapter.make_gym(module, registered_id, spec.frames), spec.name, scenarios)
+        return GymEnv(adapter.make_safe(registered_id, spec.frames, spec.indicators is not False), spec.name, scenarios)
+
+
+def source_hash(spec: EnvSpec, revision: bool) -> SourceHash:
+    """Called by `EnvSpec.source_hash`: the source of the module on the id, or of what the id is registered with."""
+    name, _, python = spec.name.partition("@")
+    family, _, env_id = name.partition(":")
     module, _, registered_id = env_id.rpartition(":")
-    if module:
-        _import(module, spec)  # which registers the environment
-    if any(name.startswith(f"{registered_id}-v") for name in gymnasium.registry):  # the version was left out
-        raise unknown_name("Gymnasium environment", registered_id, sorted(gymnasium.registry))
+    named = ["safety_gymnasium"] if family == "safety-gymnasium" else [module] if module else []
+    if python:
+        return source_there(python, named, registered_id, revision)
+    if named:
+        return hash_source(named, revision=revision)
+    registered = gymnasium.registry.get(registered_id)
+    if registered is None:
+        return SourceHash(unknown=f"'{registered_id}' is not registered with Gymnasium")
+    makers = [registered.entry_point, *(wrapper.entry_point for wrapper in registered.additional_wrappers)]
+    return hash_source([_module_of(maker) for maker in makers], revision=revision)
+
+
+def _module_of(maker: Any) -> str:
+    """The module of an entry point, which may be a text, a class, a function or an object that can be called."""
+    if isinstance(maker, str):
+        return maker.partition(":")[0]
+    maker = getattr(maker, "func", maker)  # of functools.partial
+    return str(getattr(maker, "__module__", None) or type(maker).__module__)
+
+
+def _modules(env: gymnasium.Env[Any, Any]) -> Iterator[str]:
+    """The modules of the classes of an environment and of all wrappers around it."""
+    layer: Any = env
+    while layer is not None:
+        yield from (kind.__module__ for kind in type(layer).__mro__)
+        layer = getattr(layer, "env", None) if layer is not getattr(layer, "unwrapped", layer) else None
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Report what is wrong with an environment under its name."""
     try:
-        registered = copy.deepcopy(gymnasium.spec(registered_id))
-    except gymnasium.error.NameNotFound:
-        raise unknown_name("Gymnasium environment", registered_id, sorted(gymnasium.registry)) from None
-    except gymnasium.error.Error as error:
-        raise _cannot_be_made(spec, error) from None
-    # Gymnasium's time limit and checkers unpack five values. They are switched off so that a six-tuple passes through,
-    # and `GymEnv` keeps the limit.
-    time_limit, registered.max_episode_steps = registered.max_episode_steps, None
-    registered.order_enforce, registered.disable_env_checker = False, True
-    if spec.frames and "rgb_array" in _render_modes(registered):
-        registered.kwargs.setdefault("render_mode", "rgb_array")
-    try:
-        inner: gymnasium.Env[Any, Any] = gymnasium.make(registered)
-    except gymnasium.error.Error as error:
-        raise _cannot_be_made(spec, error) from None
-    return GymEnv(inner, spec.name, time_limit, scenarios)
-
-
-def _make_safe(spec: EnvSpec, env_id: str) -> gymnasium.Env[Any, Any]:
-    """Make it with the original package, whose own time limit knows six-tuples."""
-    package = _import("safety_gymnasium", spec)
-    try:
-        inner: gymnasium.Env[Any, Any] = package.make(env_id, render_mode="rgb_array" if spec.frames else None)
-    except gymnasium.error.Error as error:  # the package raises Gymnasium's
-        raise _cannot_be_made(spec, error) from None
-    return inner
-
-
-def _import(module: str, spec: EnvSpec) -> Any:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:  # a foreign module may raise anything on import
-        raise InputError(f"cannot import '{module}' for environment '{spec.name}': {_one_line(error)}") from None
-
-
-def _cannot_be_made(spec: EnvSpec, error: Exception) -> InputError:
-    return InputError(f"environment '{spec.name}' cannot be made: {_one_line(error)}")
-
-
-def _render_modes(registered: EnvSpecOfGym) -> list[str]:
-    creator = registered.entry_point
-    try:
-        made_by = load_env_creator(creator) if isinstance(creator, str) else creator
-    except (ImportError, AttributeError):
-        return []  # making the environment reports it
-    modes: list[str] = (getattr(made_by, "metadata", None) or {}).get("render_modes") or []
-    return modes
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        yield
+    except adapter.UnknownId as error:
+        raise unknown_name("Gymnasium environment", *error.args) from None
+    except adapter.Unusable as error:
+        raise InputError(f"environment '{name}' {error}") from None
+    except adapter.Misbehaviour as error:
+        raise EnvironmentFailure(f"environment '{name}': {error}") from error

@@ -12,12 +12,18 @@ from dataclasses import replace
 from vlmsafe.envs.api import Env, EnvSpec, Scenarios, Variant
 from vlmsafe.errors import InputError, unknown_name
 
-__all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec", "make_env"]
+__all__ = ["ENVS", "Env", "EnvSpec", "Scenarios", "env_spec", "make_env", "world_name"]
 
 _FORK_STEPS = {"physics_steps": 4, "clips": True}
 """How the PyPI fork of Bullet Safety-Gym steps."""
 GYM_MODULE = "vlmsafe.envs.gym"
 """Makes every environment that is not of this package."""
+_ORIGINAL_INSTALL = (
+    "python3.10 -m venv original && original/bin/pip install numpy==1.23.5 mujoco==2.3.3 gymnasium==0.28.1 "
+    "gymnasium-robotics==1.2.2 pygame xmltodict imageio glfw PyYAML && original/bin/pip install --no-deps "
+    "git+https://github.com/PKU-Alignment/safety-gymnasium && echo 'use it as safety-gymnasium:<id>@original'"
+)
+"""Installs the original Safety-Gymnasium in a Python of its own: here it would replace Gymnasium, MuJoCo and numpy."""
 _GYM_PREFIX, _SAFETY_PREFIX = "gym:", "safety-gymnasium:"
 
 
@@ -197,6 +203,25 @@ def env_spec(name: str, *, indicators: bool | None = None) -> EnvSpec:
     return spec if spec.indicators is None else replace(spec, indicators=indicators)
 
 
+def world_name(name: str) -> str:
+    """The name of an environment without the interpreter that runs it, which is a place and changes no result.
+
+    >>> world_name("gym:my_envs:Crossing-v0@/opt/venv/bin/python")
+    'gym:my_envs:Crossing-v0'
+    """
+    return name.partition("@")[0]
+
+
+def ordered_name(name: str) -> str:
+    """The name with its variants in alphabetical order: they can be joined in any order, and the world is the same.
+
+    >>> ordered_name("metadrive-easy:no-traffic+ends")
+    'metadrive-easy:ends+no-traffic'
+    """
+    known, colon, variants = name.partition(":")
+    return f"{known}:{'+'.join(sorted(variants.split('+')))}" if colon and known in ENVS else name
+
+
 def _drawing() -> Iterator[str]:
     """The names of environments and variants whose frames can show cost indicators."""
     for spec in ENVS.values():
@@ -207,16 +232,16 @@ def _drawing() -> Iterator[str]:
 
 
 def _named(name: str) -> EnvSpec:
-    if name.startswith(_GYM_PREFIX) and len(name) > len(_GYM_PREFIX):
-        return _registered(name, "a registered Gymnasium environment")
-    if name.startswith(_SAFETY_PREFIX) and len(name) > len(_SAFETY_PREFIX):
-        return replace(
-            _registered(name, "an environment of the original Safety-Gymnasium"),
-            package="safety_gymnasium",
-            install='pip install "safety-gymnasium @ git+https://github.com/PKU-Alignment/safety-gymnasium"',
-            # Its renderer draws them, and no setting removes them all. FormulaOne's default camera sees none of them.
-            indicators=None if "FormulaOne" in name else True,
+    bare, at, python = name.partition("@")
+    if at and not (python and bare.startswith((_GYM_PREFIX, _SAFETY_PREFIX))):
+        raise InputError(
+            f"'{name}' names an interpreter; expected gym:<id>@<python> or safety-gymnasium:<id>@<python>, with the "
+            "path of a python or an entry of interpreters.yaml"
         )
+    if bare.startswith(_GYM_PREFIX) and len(bare) > len(_GYM_PREFIX):
+        return _registered(name, "a registered Gymnasium environment")
+    if bare.startswith(_SAFETY_PREFIX) and len(bare) > len(_SAFETY_PREFIX):
+        return _original(name, bare.removeprefix(_SAFETY_PREFIX), bridged=bool(python))
     known, colon, variants = name.partition(":")
     if known not in ENVS:
         raise unknown_name("environment", name, [*ENVS, "gym:<id>", "safety-gymnasium:<id>"])
@@ -234,4 +259,27 @@ def _registered(name: str, summary: str) -> EnvSpec:
         # A registered environment has seeds instead of scenarios; the pools keep training and held-out seeds apart.
         training=Scenarios(0, 1_000_000),
         held_out=Scenarios(1_000_000, 1_000_000),
+    )
+
+
+def _original(name: str, env_id: str, *, bridged: bool) -> EnvSpec:
+    """An environment of the original Safety-Gymnasium, `<id>` or `<id>:<camera>`."""
+    spec = replace(
+        _registered(name, "an environment of the original Safety-Gymnasium"),
+        package=None if bridged else "safety_gymnasium",
+        install=_ORIGINAL_INSTALL,
+        fresh_process=bridged,  # an episode depends on the one before it (vlmsafe check-env says so)
+        indicators=not bridged,
+    )
+    if "FormulaOne" not in env_id:
+        return spec
+    return replace(
+        spec,
+        horizon=1000,
+        step_seconds=0.04,
+        metrics=("stages",),
+        passive_below=1.0,
+        prompts="formula-one",
+        # Its default camera sees none of the indicators.
+        indicators=spec.indicators if ":" in env_id else None,
     )

@@ -31,7 +31,8 @@ class WrappedEnv(Env):
         self._env = env
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.metadata, self.render_mode = env.metadata, env.render_mode
-        self.steering, self.clips = env.steering, env.clips
+        self.steering, self.clips, self.made_of = env.steering, env.clips, env.made_of
+        self.step_limit = env.step_limit
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -57,6 +58,9 @@ class WrappedEnv(Env):
 
     def facts(self) -> Mapping[str, float]:
         return self._env.facts()
+
+    def departure(self) -> str:
+        return self._env.departure()
 
     def close(self) -> None:
         self._env.close()

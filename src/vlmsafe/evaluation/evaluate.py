@@ -10,6 +10,8 @@ import polars as pl
 
 from vlmsafe import kernels
 from vlmsafe.analysis.statistics import CATASTROPHE
+from vlmsafe.envs.api import STEP_LIMIT
+from vlmsafe.envs.registry import ordered_name
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import EpisodeTask, Plan, Row
 from vlmsafe.evaluation.resume import UnfinishedEvaluation
@@ -17,7 +19,7 @@ from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.drivers import open_run, with_own_directory
 from vlmsafe.runs.run import Run
-from vlmsafe.runs.tables import SUCCESS, read_table, with_success, write_table
+from vlmsafe.runs.tables import SOURCE, SUCCESS, read_table, with_success, write_table
 
 SCHEMA: dict[str, Any] = {
     "episode": pl.Int64,
@@ -63,13 +65,21 @@ def evaluate(
     that holds only its untrained start is refused unless `allow_untrained` is set. A table with more episodes of the
     same checkpoint is replaced only if `overwrite` is set.
 
-    `env` is another level or variant of the run's environment to drive in, with its own budget. The table then has a
+    `env` is another level or variant of the run's environment to evaluate in, with its own budget. The table then has a
     column `env` and lies in a folder of its own, which audits and reports do not read.
 
     Episodes that the table already holds, or that an interrupted evaluation finished, are not run again if policy,
     protocol, environment and versions are the same. `overwrite` runs the episodes of the table again.
+
+    >>> import vlmsafe
+    >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
+    >>> episodes = vlmsafe.evaluate("runs/first", episodes=5)
+    >>> episodes.select("scenario", "cost", "violation").shape
+    (5, 3)
     """
     run = open_run(run)
+    if env is not None:  # one world has one table, in whatever order its variants are named
+        env = None if ordered_name(env) == ordered_name(run.config.env) else ordered_name(env)
     if not kernels.fit(run.config.kernels):
         return call_in_child(
             run.config.kernels, evaluate, run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
@@ -121,6 +131,12 @@ def _completed(
     )
     for task, found in zip(missing, results, strict=True):
         rows |= zip(task.episodes, found, strict=True)
+    cut = sum(row["length"] == STEP_LIMIT for row in rows.values())
+    if plan.spec.horizon is None and cut:
+        on_note(
+            f"{cut} of {plan.episodes} episodes lasted {STEP_LIMIT:,} steps, after which evaluations cut episodes of "
+            "an environment without a time limit; register it with max_episode_steps"
+        )
     return rows
 
 
@@ -142,7 +158,9 @@ def _held(path: Path, plan: Plan, on_note: Callable[[str], None]) -> dict[int, R
     table = read_table(path)
     # Tables of early versions have no fingerprint, so it is not known well enough what they were made with.
     if "fingerprint" not in table.columns or set(table["fingerprint"]) != {plan.fingerprint}:
-        on_note(f"{path} was made with another checkpoint, setting or version; its episodes are run again")
+        other = SOURCE in table.columns and set(table[SOURCE]) != {plan.spec.source}
+        what = f"other source of '{plan.spec.name}'" if other else "another checkpoint, setting or version"
+        on_note(f"{path} was made with {what}; its episodes are run again")
         return {}
     measured = table.select(*_MEASURED, *plan.spec.metrics)
     return dict(zip(table["episode"], measured.rows(named=True), strict=True))
@@ -163,6 +181,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
         "fingerprint": plan.fingerprint,
         "env_version": spec.version,
         **({"env": spec.name} if elsewhere else {}),
+        **({SOURCE: spec.source} if spec.version is None else {}),
     }
     complete = [
         {
@@ -176,7 +195,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
         }
         for episode in range(plan.episodes)
     ]
-    named = {"env": pl.String} if elsewhere else {}
+    named = {name: pl.String for name in ("env", SOURCE) if name in common}
     return pl.DataFrame(complete, schema={**SCHEMA, **named, **dict.fromkeys(spec.metrics, pl.Float64)})
 
 
@@ -197,5 +216,5 @@ def summary(table: pl.DataFrame) -> dict[str, float | None]:
         "arrival_rate": mean(SUCCESS[0]),
         "arrival_without_cost_rate": mean(SUCCESS[1]),
         "length": mean("length"),
-        **{name: mean(name) for name in table.columns if name not in (*SCHEMA, "env")},
+        **{name: mean(name) for name in table.columns if name not in (*SCHEMA, "env", SOURCE)},
     }

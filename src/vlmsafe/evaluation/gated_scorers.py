@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.gate import GATES, AnyGate, Gate, ProbabilityGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer, score_named
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, make_scorer, parse_scorer
 from vlmsafe.training.score import FrameScoring
 
 
@@ -42,7 +43,9 @@ class GatedScorer:
                 for i, (group, text) in enumerate(self._columns())
             ],
             "gate": {"kind": _kind(self.gate), **gate_levels(self.gate)},
+            **({} if self.prompts is None else {"prompts": self.prompts.to_dict()}),
             **({"model": model} if (model := self.scorer.describe()) else {}),
+            **({"source": source.to_dict()} if (source := self.scorer.source) is not None else {}),
         }
 
     def _columns(self) -> list[tuple[str, str | None]]:
@@ -63,6 +66,13 @@ def _kind(gate: AnyGate) -> str:
     return "probability" if isinstance(gate, ProbabilityGate) else "off"
 
 
+def default_scorers(config: TrainConfig, prompts: str | None) -> list[str]:
+    """The scorers of a trace that names none: the run's own, else `embedded` if there are prompts for it."""
+    if config.signal.scorer != NO_SCORER:
+        return [config.signal.scorer]
+    return [] if prompts is None and config.spec.prompts is None else [DEFAULT_SCORER]
+
+
 def gated_scorers(
     plan: Plan,
     scorers: Sequence[str],
@@ -72,7 +82,7 @@ def gated_scorers(
     batch: int = 64,
     service: str = "",
 ) -> dict[str, GatedScorer]:
-    """Load scorers by name; without names the run's own, or `embedded` if the run has no signal.
+    """Load scorers by name; without names those of `default_scorers`.
 
     Prompts are by default the run's own, or the environment's if the run has none. The run's own scorer with its own
     prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has the
@@ -80,8 +90,8 @@ def gated_scorers(
     labelled by their kind.
     """
     signal = plan.run.config.signal
-    own = None if signal.scorer == "none" else signal.scorer
-    names = [parse_scorer(name).absolute for name in scorers or [own or DEFAULT_SCORER]]
+    own = None if signal.scorer == NO_SCORER else signal.scorer
+    names = [parse_scorer(name).absolute for name in scorers or default_scorers(plan.run.config, prompts)]
     loaded: dict[str, GatedScorer] = {}
     for name in names:
         chosen = _prompts(plan, name, prompts)

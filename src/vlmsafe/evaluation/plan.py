@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ import numpy as np
 
 from vlmsafe import kernels
 from vlmsafe.envs.api import Env, EnvSpec
-from vlmsafe.envs.registry import env_spec
+from vlmsafe.envs.episodes import begin_episode, step_episode
+from vlmsafe.envs.registry import env_spec, world_name
 from vlmsafe.envs.vector.frames import Reader, Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, Task, WorkerPool
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.protocols import Protocol, protocol
+from vlmsafe.io.source import SourceHash
 from vlmsafe.learners.networks import Stack
 from vlmsafe.learners.policy import ActionMap, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
@@ -30,8 +33,8 @@ from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.drivers import open_run
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.surroundings import package_versions
-from vlmsafe.runs.versions import other_world
-from vlmsafe.training.collect import DescribeTask, Dimensions, begin_episode, progress_of, step_episode
+from vlmsafe.runs.versions import changed_source, other_world, recorded_source
+from vlmsafe.training.collect import DescribeTask, Dimensions, progress_of
 
 R = TypeVar("R")
 Row = dict[str, Any]
@@ -89,7 +92,7 @@ class EpisodeTask:
                 observation, reward, cost, terminated, truncated, info = step_episode(
                     env, to_env(act(state)), scenario, number
                 )
-                finished = terminated or truncated
+                finished = terminated or truncated or number == env.step_limit
                 yield episode, EpisodeStep(number, observation, reward, cost, info, finished)
                 steps += 1
                 tick(steps)
@@ -163,6 +166,8 @@ class Plan:
             )
         if elsewhere := other_world(run):
             on_note(f"{run.path} drives in another world than it was trained in: {elsewhere}")
+        if (source := spec.source_hash()) is not None:
+            spec = _with_source(spec, source, run, on_note)
         if spec.name != run.config.spec.name:
             _check_sizes(run, checkpoint, spec)
         policy, normaliser = load_policy(run, checkpoint)
@@ -201,12 +206,14 @@ class Plan:
         return {
             "protocol": settings,
             "env": {
-                "name": self.spec.name,
+                "name": world_name(self.spec.name),
                 "version": self.spec.version,
                 "horizon": self.spec.horizon,
                 "settings": dict(self.spec.settings),
                 **({"repeat": self.spec.repeat} if self.spec.repeat > 1 else {}),
                 **({"changes": self.spec.changes} if self.spec.changes else {}),
+                # An environment of the user's whose source is not known shares no episodes with any other evaluation.
+                **({"source": self.spec.source or uuid.uuid4().hex} if self.spec.version is None else {}),
             },
             "run_seed": self.run.config.seed,
             "checkpoint_epoch": self.checkpoint.epoch,
@@ -255,6 +262,19 @@ def _spec(run: Run, env: str | None) -> EnvSpec:
             f"variant of '{run.config.env.partition(':')[0]}'"
         )
     return dataclasses.replace(other, repeat=own.repeat, changes=own.changes)
+
+
+def _with_source(spec: EnvSpec, source: SourceHash, run: Run, on_note: Callable[[str], None]) -> EnvSpec:
+    """An environment of the user's that is made only of its present source, with a note if a run had another one."""
+    own = spec.name == run.config.env
+    then = recorded_source(run.recorded()).get("environment") if own else None
+    if then is not None and then.unknown:  # found when the environment was made, and no less true now
+        source = then
+    if source.unknown:
+        on_note(f"the source of '{spec.name}' is not known, so no episodes are kept: {source.unknown}")
+    elif own and (changed := changed_source(run, {"environment": source})):
+        on_note(f"{run.path} drives with other code than it was trained with: {changed}")
+    return spec.made_only_of(source)
 
 
 def _check_sizes(run: Run, checkpoint: Checkpoint, spec: EnvSpec) -> None:

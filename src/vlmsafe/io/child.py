@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 from vlmsafe import kernels
 from vlmsafe.errors import RunError, VlmsafeError
+from vlmsafe.io.output import outlive_reader
 
 _PR_SET_PDEATHSIG = 1
 # The path first: vlmsafe itself may be found only where this process found it.
@@ -114,6 +115,7 @@ def _rebuilt(kind: type[BaseException], arguments: tuple[Any, ...], state: dict[
 def serve() -> None:
     """The main function of the child."""
     pipe = connection.Connection(int(sys.argv[1]))
+    outlive_reader()
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # one that came while modules were imported counts now
         module, name, arguments, named, callbacks = pickle.loads(pipe.recv_bytes())

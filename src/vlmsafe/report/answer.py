@@ -12,6 +12,7 @@ from vlmsafe.audit.findings import Audit, Finding, counted
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Claim, Comparison
 from vlmsafe.comparison.outcomes import WORDS, Values, Verdict, judge, smallest_p, source_of, values_of
+from vlmsafe.report.cells import compared_window
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import minus
 
@@ -200,15 +201,15 @@ def sentence(result: ComparisonResult) -> str:
     claim = result.comparison.claim
     if not result.first or not result.second:
         lacking = claim.first if not result.first else claim.second
-        return f"{result.comparison.env}: no {result.word} of {lacking} yet ({_from(result)})."
+        return f"{result.comparison.env}: no {result.word} of '{lacking}' yet ({_from(result)})."
     means = [float(np.mean(list(values.values()))) for values in (result.first, result.second)]
     counts = len(result.first), len(result.second)
     runs = f"{counts[0]} runs each" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} runs"
     if counts == (1, 1):
         runs = "one run each"
     text = (
-        f"{result.comparison.env}: {result.word} {amount(means[0], claim.outcome)} with {claim.first} and "
-        f"{amount(means[1], claim.outcome)} with {claim.second} ({runs}, {_from(result)})"
+        f"{result.comparison.env}: {result.word} {amount(means[0], claim.outcome)} with '{claim.first}' and "
+        f"{amount(means[1], claim.outcome)} with '{claim.second}' ({runs}, {_from(result)})"
     )
     if result.interval is not None:
         ends = (signed(end, claim.outcome).removesuffix(" pp") for end in (result.interval.low, result.interval.high))
@@ -222,8 +223,7 @@ def sentence(result: ComparisonResult) -> str:
 def _from(result: ComparisonResult) -> str:
     if result.source != "training":
         return f"evaluation {result.source}"
-    window = result.comparison.claim.window
-    return "training, final epoch" if window == "final" else f"training, last {window.removeprefix('last-')} epochs"
+    return f"training, {compared_window(result.comparison, result.comparison.claim.window)}"
 
 
 def _decision(result: ComparisonResult) -> str:
@@ -237,7 +237,7 @@ def _decision(result: ComparisonResult) -> str:
         how += f", {result.correction}"
     if result.decided:
         word = "lower" if result.decided < 0 else "higher"
-        return f"The difference is significant: {claim.first} is {word} ({how})."
+        return f"The difference is significant: '{claim.first}' is {word} ({how})."
     text = f"The difference is not significant ({how})."
     if result.smallest is not None and result.smallest >= result.strictest:
         text += f" This many runs cannot show one: the smallest p that they can give is {result.smallest:.2g}."
@@ -259,7 +259,7 @@ def headline(found: Sequence[ComparisonResult]) -> str:
         one for one in same if one.decided and one.finding is not None and one.finding.severity is Severity.ERROR
     ]
     doubt = " The audit found errors in significant results." if disputed else ""
-    return f"{known[0].word.capitalize()} of {claim.first} against {claim.second}: {'; '.join(parts)}.{doubt}"
+    return f"{known[0].word.capitalize()} of '{claim.first}' against '{claim.second}': {'; '.join(parts)}.{doubt}"
 
 
 def _short(result: ComparisonResult) -> str:
@@ -309,12 +309,16 @@ def describe_arms(dataset: Dataset) -> list[str]:
         for source in [*arm.protocols, "training"]:
             values = list(values_of(arm, "cost", source).values())
             if values:
-                budget = arm.first.config.budget
-                relation = "within" if np.mean(values) <= (budget or 0.0) else "over"
+                budgets = {run.config.budget for run in arm.runs}
+                relation = _relation(float(np.mean(values)), [one for one in budgets if one is not None])
                 where = f"evaluation {source}" if source != "training" else "training, final epoch"
-                lines.append(
-                    f"{env}, {name}: cost {amount(float(np.mean(values)), 'cost')} over {counted(len(values), 'run')} "
-                    f"({where}), {relation} the budget of {budget:g}."
-                )
+                cost = f"cost {amount(float(np.mean(values)), 'cost')} over {counted(len(values), 'run')}"
+                lines.append(f"{env}, '{name}': {cost} ({where}), {relation}.")
                 break
     return lines
+
+
+def _relation(cost: float, budgets: Sequence[float]) -> str:
+    if len(budgets) != 1:
+        return f"under budgets from {min(budgets):g} to {max(budgets):g}"
+    return f"{'within' if cost <= budgets[0] else 'over'} the budget of {budgets[0]:g}"

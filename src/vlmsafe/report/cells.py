@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
-from vlmsafe.comparison.claims import Outcome, Window
+from vlmsafe.comparison.claims import WINDOWS, Comparison, Outcome, Window
 from vlmsafe.comparison.outcomes import run_outcome, values_of
 from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.report.dataset import Dataset
@@ -154,10 +154,17 @@ def metric_column(metric: str) -> Column:
 
 def over_budget(arm: ArmRecord, source: str, window: Window) -> Cell:
     """How many of the runs cost more than the budget."""
-    values, budget = list(values_of(arm, "cost", source, window).values()), arm.first.config.budget
-    if budget is None or not values:
-        return Cell()
-    return share(sum(value > budget for value in values), len(values))
+    costs = [(run_outcome(run, "cost", source, window), run.config.budget) for run in arm.runs]
+    known = [(cost, budget) for cost, budget in costs if cost is not None and budget is not None]
+    return share(sum(cost > budget for cost, budget in known), len(known)) if known else Cell()
+
+
+def budget_cell(arm: ArmRecord) -> Cell:
+    """The budget of an arm's runs; the lowest and the highest if they differ."""
+    budgets = sorted({run.config.budget for run in arm.runs if run.config.budget is not None})
+    if len(budgets) > 1:
+        return Cell(budgets[0], f"{budgets[0]:g} to {budgets[-1]:g}")
+    return Cell(budgets[0], f"{budgets[0]:g}") if budgets else Cell()
 
 
 def settings_word(value: Any) -> str:
@@ -173,8 +180,17 @@ def by_seed(key: int | str) -> tuple[bool, int, str]:
     return (True, 0, key) if isinstance(key, str) else (False, key, "")
 
 
-def window_name(window: Window) -> str:
-    return "final epoch" if window == "final" else f"last {window.removeprefix('last-')} epochs"
+def window_name(window: Window, runs: Iterable[RunRecord]) -> str:
+    """A window in words. Runs that have fewer epochs than it asks for are taken whole."""
+    if window == "final":
+        return "final epoch"
+    most = max((run.epochs_recorded for run in runs), default=WINDOWS[window])
+    return f"last {WINDOWS[window]} epochs" if most > WINDOWS[window] else f"all {most} epochs"
+
+
+def compared_window(comparison: Comparison, window: Window) -> str:
+    """A window in words, for the runs of both arms."""
+    return window_name(window, [*comparison.first.runs, *comparison.second.runs])
 
 
 def _cell(

@@ -19,8 +19,8 @@ from vlmsafe.comparison.claims import Claims, Comparison, claims_with_runs, comp
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.paper.side_by_side import SCHEMA, side_by_side
 from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo
-from vlmsafe.report.traces import TraceTables, first_episodes, of_scorer
-from vlmsafe.runs.arms import ArmRun, open_arms
+from vlmsafe.report.traces import TraceTables, count_onsets, first_episodes, of_scorer
+from vlmsafe.runs.arms import ArmRun, of_studies, open_arms
 from vlmsafe.runs.records import ArmRecord, RunRecord, read_arms
 
 _NO_TRACE = "no run has a trace that a scorer looked at; vlmsafe trace RUN records one"
@@ -34,8 +34,6 @@ class Dataset:
     info: StudyInfo
     roots: Sequence[Path]
     """Where the runs were looked for."""
-    audited: Sequence[Path | str]
-    """What the audit looks at: the same, or only the runs of the study where there are others."""
     sources: Sequence[ArmRun]
     every_arm: Mapping[tuple[str, str], ArmRecord]
     claims: Claims | None
@@ -121,7 +119,8 @@ class Dataset:
 
     @cached_property
     def audit(self) -> Audit:
-        return audit(self.audited, claims=self.claims if self.claims is not None else Claims())
+        claims = self.claims if self.claims is not None else Claims()
+        return audit(self.roots, claims=claims, studies=_studies(self.roots, self.info))
 
     @cached_property
     def _beside(self) -> tuple[pl.DataFrame, list[str]]:
@@ -204,8 +203,23 @@ class Dataset:
         problems = [why for env in envs if (why := self._problems.get((env, entry.source)))]
         if problems:
             return problems[0]
+        traces = [steps for env in envs if (steps := self.traces(env, entry.source)) is not None]
+        some = any(count_onsets(steps, "arm", "run") for steps in traces)
+        if some and all(self.with_onsets(steps) is None for steps in traces):
+            return f"no arm has {self.options.onsets} onsets of contact in its traces, the fewest that the audit takes"
         traced = any(self.traces(env, entry.source) is not None for env in envs)
         return otherwise if otherwise and traced else _NO_TRACE
+
+    def with_onsets(self, steps: pl.DataFrame) -> pl.DataFrame | None:
+        """The traces of the arms that have enough onsets; None where no arm has."""
+        kept = [own for own in steps.partition_by("arm") if count_onsets(own, "run") >= self.options.onsets]
+        return pl.concat(kept) if kept else None
+
+    def gated(self, env: str, entry: Entry) -> list[str]:
+        """The arms whose runs have a gate, or all that an entry names where it was asked for."""
+        if entry.asked or not env:
+            return self.arm_names
+        return [arm.name for arm in self.arms(env, entry) if any(run.config.signal.gate != "off" for run in arm.runs)]
 
     def lead_times(self, entry: Entry, by_run: bool = False) -> dict[str, pl.DataFrame]:
         """Of `lead_time`, by environment: the runs of an arm together, and each run where that is asked for."""
@@ -218,31 +232,42 @@ class Dataset:
             found = lead_time.lead_time(steps, resamples=options.resamples, seed=options.seed)
             return found if by_run else found.filter(pl.col("run").is_null())
 
-        return self._of_traces(f"lead time, by run: {by_run}", computed, entry)
+        return self._of_traces(f"lead time, by run: {by_run}", computed, entry, onsets=True)
 
     def lead_lags(self, entry: Entry) -> dict[str, pl.DataFrame]:
-        return self._of_traces("lead lag", lead_time.lead_lag, entry)
+        return self._of_traces("lead lag", lead_time.lead_lag, entry, onsets=True)
 
     def score_variability(self, entry: Entry) -> dict[str, pl.DataFrame]:
         return self._of_traces("variability", lead_time.score_variability, entry)
 
     def gate_cells(self, entry: Entry) -> dict[str, pl.DataFrame]:
         frames = self.options.frames
-        return self._of_traces("gate cells", lambda steps: gate_roc.gate_cells(steps, frames=frames), entry)
+        found = self._of_traces("gate cells", lambda steps: gate_roc.gate_cells(steps, frames=frames), entry)
+        return self._of_gated(found, entry)
 
     def gate_rocs(self, entry: Entry) -> dict[str, pl.DataFrame]:
         resamples, seed = self.options.resamples, self.options.seed
-        return self._of_traces(
-            "gate roc", lambda steps: gate_roc.gate_roc(steps, resamples=resamples, seed=seed), entry
+        found = self._of_traces(
+            "gate roc", lambda steps: gate_roc.gate_roc(steps, resamples=resamples, seed=seed), entry, onsets=True
         )
+        return self._of_gated(found, entry)
 
     def gate_thresholds(self, entry: Entry) -> dict[str, pl.DataFrame]:
         seed = self.options.seed
-        return self._of_traces("thresholds", lambda steps: gate_roc.gate_thresholds(steps, seed=seed), entry)
+        found = self._of_traces(
+            "thresholds", lambda steps: gate_roc.gate_thresholds(steps, seed=seed), entry, onsets=True
+        )
+        return self._of_gated(found, entry)
 
     def gate_curves(self, entry: Entry) -> dict[str, pl.DataFrame]:
         seed = self.options.seed
-        return self._of_traces("gate curves", lambda steps: gate_roc.gate_curves(steps, seed=seed), entry)
+        found = self._of_traces("gate curves", lambda steps: gate_roc.gate_curves(steps, seed=seed), entry, onsets=True)
+        return self._of_gated(found, entry)
+
+    def _of_gated(self, found: Mapping[str, pl.DataFrame], entry: Entry) -> dict[str, pl.DataFrame]:
+        """The rows of arms with a gate: that of a trace is only supposed where its run has none."""
+        kept = {env: table.filter(pl.col("arm").is_in(self.gated(env, entry))) for env, table in found.items()}
+        return {env: table for env, table in kept.items() if len(table)}
 
     @cached_property
     def _kept(self) -> dict[_Key, pl.DataFrame | None]:
@@ -254,7 +279,7 @@ class Dataset:
         return {}
 
     def _of_traces(
-        self, what: str, compute: Callable[[pl.DataFrame], pl.DataFrame], entry: Entry
+        self, what: str, compute: Callable[[pl.DataFrame], pl.DataFrame], entry: Entry, *, onsets: bool = False
     ) -> dict[str, pl.DataFrame]:
         """By environment, the rows of an entry's arms; nothing of traces that cannot be used, which the audit names."""
         found: dict[str, pl.DataFrame] = {}
@@ -262,6 +287,8 @@ class Dataset:
             key = (what, env, entry.source)
             if key not in self._kept:
                 steps = self.traces(env, entry.source)
+                if onsets and steps is not None:
+                    steps = self.with_onsets(steps)
                 try:
                     self._kept[key] = compute(steps) if steps is not None else None
                 except InputError as error:
@@ -278,12 +305,8 @@ def read_dataset(paths: Sequence[Path | str], info: StudyInfo, options: Analysis
     """Read the runs in these directories, or under them."""
     sources, unreadable = open_arms(paths)
     problems = [*map(str, unreadable), *info.problems]
-    audited: Sequence[Path | str] = paths
-    if info.runs is not None:
-        sources, left_out = _of_study(sources, info.runs)
-        if left_out:
-            audited = [source.run.path for source in sources]
-        problems += left_out
+    sources, left_out = of_studies(sources, _studies(paths, info))
+    problems += left_out
     claims = info.claims if info.claims is not None else find_claims(paths)
     every_arm = read_arms(sources)
     kept, missing = claims_with_runs(claims, every_arm) if claims is not None else (None, [])
@@ -292,7 +315,6 @@ def read_dataset(paths: Sequence[Path | str], info: StudyInfo, options: Analysis
     return Dataset(
         info,
         [Path(path) for path in paths],
-        audited,
         sources,
         every_arm,
         kept,
@@ -302,17 +324,9 @@ def read_dataset(paths: Sequence[Path | str], info: StudyInfo, options: Analysis
     )
 
 
-def _of_study(sources: Sequence[ArmRun], runs: Sequence[Path]) -> tuple[list[ArmRun], list[str]]:
-    """The runs that a study has as it is defined now, and a line about the others."""
-    own = {path.resolve() for path in runs}
-    kept = [source for source in sources if source.run.path.resolve() in own]
-    others = [source.run.path for source in sources if source.run.path.resolve() not in own]
-    if not others:
-        return kept, []
-    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-    if not kept:
-        raise InputError(f"{others[0]}{more}: not of the study as it is defined now, and there are no others")
-    return kept, [f"{others[0]}{more}: not of the study as it is defined now, and left out"]
+def _studies(paths: Sequence[Path | str], info: StudyInfo) -> dict[Path, Sequence[Path]]:
+    """The runs of the study in its folder, which are those that count; nothing where the report is of no study."""
+    return {} if info.runs is None else {Path(path): info.runs for path in paths}
 
 
 def _ordered(present: set[str], first: Sequence[str], then: Sequence[str]) -> list[str]:

@@ -100,7 +100,7 @@ def read_sources(paths: Sequence[Path], options: AnalysisOptions, protocol: str 
     lone_traces = {path.stem if stems.count(path.stem) == 1 else str(path): read_table(path) for path in lone}
     info = StudyInfo("diagnosis", claims=Claims())
     if not folders and not homes:
-        return Dataset(info, (), (), (), {}, None, options, lone_traces)
+        return Dataset(info, (), (), {}, None, options, lone_traces)
     dataset = replace(read_dataset([*folders, *homes.values()], info, options), lone_traces=lone_traces)
     given: dict[Path, Path] = {}
     for path, home in homes.items():

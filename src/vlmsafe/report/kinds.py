@@ -97,7 +97,7 @@ TABLES: Mapping[str, Kind] = {
 
 FIGURES: Mapping[str, Kind] = {
     "routes": Kind(
-        "the ways driven in the first traced episodes, seen from above, and where they cost",
+        "the routes of the first traced episodes, seen from above, and where they cost",
         "routes.routes", usual=True,
     ),
     "dots": Kind("one dot per seed, with each arm's mean and interval", "outcomes.dots", usual=True),

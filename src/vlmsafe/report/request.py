@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from vlmsafe.audit.checks.signal import FEWEST_ONSETS
 from vlmsafe.comparison.claims import Claims, Outcome, Window
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.report.kinds import FIGURES, TABLES, Kind
@@ -85,6 +86,8 @@ class AnalysisOptions:
     """Scorer to use where a trace has several; None takes the first."""
     frames: int | None = None
     """Frames of each run in the gate's quantiles, evenly spaced; None takes all."""
+    onsets: int = FEWEST_ONSETS
+    """Onsets below which an arm has no figures on contact: AUCs of fewer mean nothing."""
     passive_below: float | None = None
     """Return below which an episode without cost counts as passive; None takes the audit's threshold."""
 

@@ -21,6 +21,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
 from vlmsafe.report.render.templates import asset, inline_json, render_page
+from vlmsafe.report.traces import count_onsets
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 
 EPISODES = 10
@@ -42,7 +43,7 @@ class Scope:
     """Episodes in the trace."""
     frames: int
     onsets: int
-    """Contacts in the page, each counted at its first step."""
+    """Onsets of contact in the page."""
     recorded_onsets: int
 
     @property
@@ -75,7 +76,9 @@ def make_scope(trace: RecordedTrace, episodes: int = EPISODES) -> Scope:
     if episodes < 1:
         raise InputError(f"episodes is {episodes}; it must be at least 1")
     if not trace.scorers:
-        raise InputError(f"{trace.path} was recorded without a scorer; record it again with: {trace.command}")
+        raise InputError(
+            f"{trace.path} was recorded without a scorer; record it again with: {trace.command} --scorer NAME"
+        )
     pictures = trace.pictures()
     numbers = trace.steps["episode"].unique(maintain_order=True).to_list()
     chosen = numbers[:episodes]
@@ -97,7 +100,7 @@ def make_scope(trace: RecordedTrace, episodes: int = EPISODES) -> Scope:
         recorded=len(numbers),
         frames=sum(map(len, frames)),
         onsets=sum(len(one["contacts"]) for one in shown),
-        recorded_onsets=_onsets(trace.steps),
+        recorded_onsets=count_onsets(trace.steps),
     )
 
 
@@ -164,11 +167,6 @@ def _contacts(costs: Sequence[float]) -> list[list[int]]:
         elif cost > 0.0:
             found.append([step, step])
     return found
-
-
-def _onsets(steps: pl.DataFrame) -> int:
-    contact = pl.col("cost") > 0.0
-    return int(steps.select((contact & ~contact.shift(1, fill_value=False).over("episode")).sum()).item())
 
 
 def _frames(pictures: pl.DataFrame) -> list[str]:

@@ -59,6 +59,12 @@ def of_scorer(table: pl.DataFrame, wanted: str | None) -> pl.DataFrame | None:
     )
 
 
+def count_onsets(steps: pl.DataFrame, *over: str) -> int:
+    """The number of onsets: contacts (steps that cost) that follow a step of the same episode without cost."""
+    contact = pl.col("cost") > 0.0
+    return int(steps.select((contact & ~contact.shift(1, fill_value=False).over(*over, "episode")).sum()).item())
+
+
 def first_episodes(runs: Mapping[str, pl.DataFrame], most: int) -> dict[str, pl.DataFrame]:
     """At most so many episodes of an arm: the first of each run, as many of every one."""
     each = max(1, most // len(runs))

@@ -56,6 +56,28 @@ def open_arms(paths: Sequence[Path | str]) -> tuple[list[ArmRun], list[Unreadabl
     ], unreadable
 
 
+def of_studies(sources: Sequence[ArmRun], studies: Mapping[Path, Sequence[Path]]) -> tuple[list[ArmRun], list[str]]:
+    """Without runs that studies no longer have, and a line about those that are left out.
+
+    `studies` has the runs of each study, as it is defined now, by the study's folder. Runs outside these folders stay.
+    """
+    own = {path.resolve() for runs in studies.values() for path in runs}
+    folders = [folder.resolve() for folder in studies]
+
+    def counts(source: ArmRun) -> bool:
+        path = source.run.path.resolve()
+        return path in own or not any(path.is_relative_to(folder) for folder in folders)
+
+    kept = [source for source in sources if counts(source)]
+    others = [source.run.path for source in sources if not counts(source)]
+    if not others:
+        return kept, []
+    more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    if not kept:
+        raise InputError(f"{others[0]}{more}: not of the study as it is defined now, and there are no others")
+    return kept, [f"{others[0]}{more}: not of the study as it is defined now, and left out"]
+
+
 _SEED = re.compile(r"(seed|run)?[-_=]?\d+", re.IGNORECASE)
 _SUFFIX = re.compile(r"(?P<arm>.+?)[-_]+(?P<seed>seed[-_=]?\d+)", re.IGNORECASE)
 

@@ -9,9 +9,10 @@ a copy of it, `runs/drivers/<name>`, which is made when the first result is abou
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
-import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ SHIPPED = Path(__file__).parents[1] / "drivers"
 COPIES = Path("runs") / "drivers"
 """Where copies of drivers lie, in the folder in which a command is called."""
 PICTURE = "episodes.png"
+_OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 _RECORDED = ("started", "python", "packages", "kernels", "git_revision", "env_version")
 """What a driver keeps of the surroundings of its run: what its numbers depend on, and nothing of the machine."""
 
@@ -68,24 +70,27 @@ class ShippedDriver:
     def unpack(self, directory: Path | str) -> Run:
         """Copy the driver into a directory of its own, as a run that can be evaluated and traced there."""
         directory = Path(directory)
-        if is_run(directory):
-            if not _same(self.path / CARD, directory / CARD):
-                raise InputError(
-                    f"{directory} holds another run, or another version of driver:{self.name}; move it away, or choose "
-                    "another directory"
-                )
-            self._check(directory)
-            return Run.open(directory)
-        self._check(self.path)
-        if directory.exists() and any(directory.iterdir() if directory.is_dir() else [directory]):
+        if not is_run(directory):
+            self._check(self.path)
+            parent = make_directory(directory.parent)
+            with disk_errors(directory):
+                partial = Path(tempfile.mkdtemp(".partial", f".{directory.name}.", parent))
+                try:
+                    shutil.copytree(self.path, partial, dirs_exist_ok=True)
+                    partial.replace(directory)
+                except OSError as error:
+                    if error.errno not in _OCCUPIED:  # there is something already, perhaps the copy of a faster process
+                        raise
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+        if not is_run(directory):
             raise InputError(f"{directory} is not empty; choose another directory for driver:{self.name}")
-        partial = make_directory(directory.parent) / f".{directory.name}.{os.getpid()}.partial"
-        with disk_errors(directory):
-            try:
-                shutil.copytree(self.path, partial)
-                partial.replace(directory)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+        if not _same(self.path / CARD, directory / CARD):
+            raise InputError(
+                f"{directory} holds another run, or another version of driver:{self.name}; move it away, or choose "
+                "another directory"
+            )
+        self._check(directory)
         return Run.open(directory)
 
     def _check(self, place: Path) -> None:

@@ -59,7 +59,7 @@ def evaluation_path(directory: Path, protocol: str, epoch: int | None = None, en
 
     One in another environment, `env`, lies in a folder of its own, so that reports do not take it for the run's.
     """
-    folder = directory / "evaluations" / ("" if env is None else env.replace(":", "-"))
+    folder = directory / "evaluations" / ("" if env is None else env.replace(":", "-").replace("/", "-"))
     return folder / f"{protocol}{_epoch_suffix(epoch)}.parquet"
 
 

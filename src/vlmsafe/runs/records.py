@@ -14,12 +14,13 @@ import polars as pl
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import VlmsafeError
+from vlmsafe.io.source import SourceHash
 from vlmsafe.runs.arms import ArmRun, by_arm
 from vlmsafe.runs.checkpoint import newest_checkpoint, saved_epochs
 from vlmsafe.runs.layout import PROMPTS, protocol_of, tables_in
 from vlmsafe.runs.run import Row
 from vlmsafe.runs.tables import read_table
-from vlmsafe.runs.versions import world_of
+from vlmsafe.runs.versions import recorded_source, world_of
 
 T = TypeVar("T")
 
@@ -82,6 +83,12 @@ class RunRecord:
             return []
         later = [event["env_version"] for event in self.events if isinstance(event.get("env_version"), int)]
         return sorted({world_of(self.recorded), *later})
+
+    @cached_property
+    def sources(self) -> list[dict[str, SourceHash]]:
+        """The user's own source that the run began with, and with which it was resumed each time."""
+        resumed = [event for event in self.events if event.get("event") == "resumed"]
+        return [recorded_source(record) for record in (self.recorded, *resumed)]
 
     @property
     def has_signal(self) -> bool:

@@ -10,6 +10,7 @@ import dataclasses
 import datetime
 import os
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import disk_errors, sync_directory
 from vlmsafe.io.files import append_rows, cut_to, read_rows, write_atomically
 from vlmsafe.io.locks import is_locked
+from vlmsafe.io.source import SourceHash
 from vlmsafe.runs.checkpoint import (
     Checkpoint,
     load_checkpoint,
@@ -32,7 +34,7 @@ from vlmsafe.runs.checkpoint import (
     saved_epochs,
 )
 from vlmsafe.runs.layout import CONFIG, PROMPTS, ROW_FILES, START, evaluation_path, is_run, row_file, trace_path
-from vlmsafe.runs.surroundings import surroundings
+from vlmsafe.runs.surroundings import source_record, surroundings
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 
 Row = dict[str, Any]
@@ -51,7 +53,14 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory and its configuration."""
+    """A run directory and its configuration.
+
+    >>> import vlmsafe
+    >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
+    >>> run = vlmsafe.Run.open("runs/first")
+    >>> run.status(), run.rows("epochs")[-1]["epoch"]
+    ('finished', 2)
+    """
 
     path: Path
     config: TrainConfig
@@ -59,10 +68,17 @@ class Run:
     """The scoring service it was continued with, if that is not the one in config.yaml."""
 
     @classmethod
-    def create(cls, config: TrainConfig, prompts: PromptSet | None = None, start: Checkpoint | None = None) -> Run:
+    def create(
+        cls,
+        config: TrainConfig,
+        prompts: PromptSet | None = None,
+        start: Checkpoint | None = None,
+        source: Mapping[str, SourceHash] | None = None,
+    ) -> Run:
         """Write a new run into its directory. The caller holds its lock, and `config` is resolved.
 
-        `start` is what the run takes over from another one (`vlmsafe.runs.warm_start`).
+        `start` is what the run takes over from another one (`vlmsafe.runs.warm_start`), `source` the user's own code
+        (`vlmsafe.runs.versions`).
         """
         assert config.run_dir is not None
         path = config.run_dir
@@ -79,7 +95,7 @@ class Run:
             sync_directory(path)
         if prompts is not None:
             write_atomically(path / PROMPTS, to_yaml(prompts.to_dict()).encode())
-        recorded = surroundings() | {"env_version": config.spec.version}
+        recorded = surroundings() | {"env_version": config.spec.version} | source_record(source or {})
         if start is not None:
             write_atomically(path / START, start.to_bytes())
             recorded["start"] = start.values["origin"] | {"epoch": start.epoch, "digest": start.digest()}
@@ -94,8 +110,11 @@ class Run:
                 (self.path / name).unlink(missing_ok=True)
             for name in ("events", *ROW_FILES):
                 row_file(self.path, name).unlink(missing_ok=True)
-            for folder in (self.checkpoints, self.evaluations):
-                folder.rmdir()
+            for folder in (self.checkpoints, self.evaluations, self.path / "tensorboard"):
+                shutil.rmtree(folder, ignore_errors=True)
+            # The caller holds the lock. It goes with the directory, unless the user keeps other files there.
+            if [path.name for path in self.path.iterdir()] == ["lock"]:
+                shutil.rmtree(self.path, ignore_errors=True)
 
     @classmethod
     def open(cls, path: Path | str) -> Run:

@@ -6,12 +6,13 @@ import contextlib
 import datetime
 import os
 import platform
-import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from vlmsafe import kernels
+from vlmsafe.io.source import SourceHash, git_revision
 
 _PACKAGES = (
     "vlmsafe", "numpy", "torch", "transformers", "gymnasium", "metadrive-simulator", "mujoco", "pybullet",
@@ -30,11 +31,16 @@ def code_and_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": package_versions(),
         "kernels": kernels.in_effect(),
-        "git_revision": _git_revision(),
+        "git_revision": git_revision(os.path.dirname(__file__)),
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count(),
     }
+
+
+def source_record(source: Mapping[str, SourceHash]) -> dict[str, Any]:
+    """The source of the user's own environment and scorer, as it is recorded; nothing if the run has neither."""
+    return {"source": {part: one.to_dict() for part, one in source.items()}} if source else {}
 
 
 def package_versions() -> dict[str, str]:
@@ -44,21 +50,6 @@ def package_versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
-
-
-def _git_revision() -> str | None:
-    """The revision of this package if it runs from a checkout, else None."""
-    try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            cwd=Path(__file__).parent,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip() or None
 
 
 def _processor() -> str:

@@ -13,6 +13,8 @@ from vlmsafe.runs.layout import how_to_replace
 
 SUCCESS = ("arrived", "arrived_without_cost")
 """The columns of an evaluation's table that count success: the task was completed, and it was at no cost."""
+SOURCE = "env_source"
+"""The column of an evaluation's table with the digest of the source of an environment of the user's."""
 _KINDS: tuple[tuple[tuple[str, ...], type[pl.DataType], str], ...] = (
     (("cost", "env_return", "negative", "positive", "margin", "kappa", "hazard", "budget"), pl.Float64, "numbers"),
     (("episode", "scenario", "step", "length", "checkpoint_epoch"), pl.Int64, "whole numbers"),

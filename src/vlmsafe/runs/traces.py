@@ -180,5 +180,5 @@ def write_trace(path: Path, table: pl.DataFrame, about: Mapping[str, Any], frame
         frames_path(path).unlink(missing_ok=True)
     if frames is not None:
         write_table(frames_path(path), frames)
-    write_atomically(about_path(path), json.dumps(about, indent=2).encode())
+    write_atomically(about_path(path), json.dumps(about, indent=2, ensure_ascii=False).encode())
     write_table(path, table)

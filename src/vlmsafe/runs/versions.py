@@ -1,22 +1,26 @@
-"""Which code computed a run: the versions of this package and of the environment.
+"""Which code computed a run: the versions of this package and of the environment, and the user's own source.
 
-A run records both under `recorded` in config.yaml when it starts, and again in its events each time it is resumed.
+A run records them under `recorded` in config.yaml when it starts, and again in its events each time it is resumed.
 Runs are equal only if the same code computed them, because a release may change what a configuration computes. Another
 version of the environment is another world: a run cannot be continued there, and results of two worlds are not compared
-without a finding.
+without a finding. An environment or a scorer of the user's has a hash of its source instead of a version
+(`vlmsafe.io.source`). A run continues with changed source only if the user accepts it, and is never copied then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlmsafe import kernels
+from vlmsafe.config.settings import TrainConfig
+from vlmsafe.errors import RunError
+from vlmsafe.io.source import SourceHash
 from vlmsafe.runs.surroundings import package_versions
+from vlmsafe.signals.scorers.registry import scorer_source
 
 if TYPE_CHECKING:
-    from vlmsafe.envs.api import EnvSpec
     from vlmsafe.runs.run import Run
 
 FIRST_WORLD = 1
@@ -31,18 +35,20 @@ class Code:
     """Of vlmsafe; None where none was recorded."""
     environment: int | None
     """None where none was recorded, or where the environment has none (`gym:`)."""
+    source: Mapping[str, SourceHash] = field(default_factory=dict)
+    """Of the user's own environment and scorer, under `environment` and `scorer`."""
 
     @classmethod
-    def now(cls, spec: EnvSpec) -> Code:
-        """The code that is running."""
-        return cls(package_versions().get("vlmsafe"), spec.version)
+    def now(cls, config: TrainConfig) -> Code:
+        """The code that is installed and in the user's files now."""
+        return cls(package_versions().get("vlmsafe"), config.spec.version, user_source(config))
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any]) -> Code:
         """From `recorded` in config.yaml, or from an event of a resumed run."""
         packages, environment = record.get("packages"), record.get("env_version")
         package = packages.get("vlmsafe") if isinstance(packages, dict) else None
-        return cls(package, environment if isinstance(environment, int) else None)
+        return cls(package, environment if isinstance(environment, int) else None, recorded_source(record))
 
     def unlike(self, now: Code, env: str) -> str | None:
         """In one clause, why results of this code may differ from those of `now`; None where they are equal."""
@@ -50,11 +56,48 @@ class Code:
             return "it does not record which version of vlmsafe computed it"
         if self.package != now.package:
             return f"it was computed by vlmsafe {self.package}, and this is vlmsafe {now.package}"
-        if now.environment is None or self.environment == now.environment:
-            return None
-        if self.environment is None:
-            return f"it does not record which version of {env} it was computed with"
-        return f"it was computed with version {self.environment} of {env}, and this is version {now.environment}"
+        if now.environment is not None and self.environment != now.environment:
+            if self.environment is None:
+                return f"it does not record which version of {env} it was computed with"
+            return f"it was computed with version {self.environment} of {env}, and this is version {now.environment}"
+        return other_source(self.source, now.source) or unknown_source(self.source, now.source)
+
+
+def user_source(config: TrainConfig) -> dict[str, SourceHash]:
+    """The present source of the user's own environment and scorer; empty if a run has neither."""
+    found = {"environment": config.spec.source_hash(), "scorer": scorer_source(config.signal.scorer)}
+    return {part: source for part, source in found.items() if source is not None}
+
+
+def recorded_source(record: Mapping[str, Any]) -> dict[str, SourceHash]:
+    """What `user_source` found when a run began, or was resumed; empty if the run recorded none."""
+    found = record.get("source")
+    parts = found if isinstance(found, dict) else {}
+    return {part: SourceHash.from_dict(one) for part, one in parts.items() if isinstance(one, dict)}
+
+
+def other_source(then: Mapping[str, SourceHash], now: Mapping[str, SourceHash]) -> str | None:
+    """In one clause, which source changed; None if none did, as far as it is known."""
+    for part, source in now.items():
+        before = then.get(part)
+        if before is None or before.unknown:
+            continue
+        if source.unknown:
+            return f"the source of its {part} cannot be compared: {source.unknown}"
+        if changes := before.changes(source):
+            return f"the source of its {part} has changed: {changes}"
+    return None
+
+
+def unknown_source(then: Mapping[str, SourceHash], now: Mapping[str, SourceHash]) -> str | None:
+    """In one clause, which source was not known when a run was computed, or is not known now; None if all was."""
+    for part, source in now.items():
+        before = then.get(part)
+        if before is None:
+            return f"it does not record the source of its {part}"
+        if unknown := before.unknown or source.unknown:
+            return f"the source of its {part} is not known: {unknown}"
+    return None
 
 
 def code_of(run: Run) -> list[Code]:
@@ -74,8 +117,17 @@ def _records(run: Run) -> list[dict[str, Any]]:
 
 def other_code(run: Run) -> str | None:
     """Why a run's results may differ from what the present code would compute; None where they may not."""
-    now = Code.now(run.config.spec)
+    now = Code.now(run.config)
     return next((why for code in code_of(run) if (why := code.unlike(now, run.config.env))), None)
+
+
+def changed_source(run: Run, now: Mapping[str, SourceHash]) -> str | None:
+    """In one clause, which of the user's source changed since a run was last computed; None if none did."""
+    try:
+        last = _records(run)[-1]
+    except RunError:
+        last = run.recorded()  # the journal is damaged; what the run began with is known
+    return other_source(recorded_source(last), now)
 
 
 def world_of(record: Mapping[str, Any]) -> int:

@@ -14,7 +14,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.learners.networks import NAMES, POLICY
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint
 from vlmsafe.runs.drivers import open_run
-from vlmsafe.runs.versions import other_world
+from vlmsafe.runs.versions import changed_source, other_world
 
 
 def read_start(config: TrainConfig) -> Checkpoint | None:
@@ -95,8 +95,9 @@ def _newest(source: str) -> tuple[Checkpoint, list[str]]:
     if path.is_file():
         return load_checkpoint(path), []
     run = open_run(source)
-    elsewhere = other_world(run)
-    return run.checkpoint()[0], [elsewhere] if elsewhere else []
+    now = run.config.spec.source_hash()
+    changed = None if now is None else changed_source(run, {"environment": now})
+    return run.checkpoint()[0], [why for why in (other_world(run), changed) if why]
 
 
 def _units(hidden: tuple[int, ...]) -> str:

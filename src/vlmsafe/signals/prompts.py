@@ -14,7 +14,7 @@ A file has two lists. It may also describe each group, for a model that answers 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vlmsafe.errors import InputError, unknown_name, yaml_errors
 
 _FOLDER = resources.files("vlmsafe.signals") / "prompt_sets"
 _GROUPS = ("positive", "negative")
+_FORMER = ("safe driving conditions", "driving danger or imminent collision")
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class PromptSet:
 
     positive: tuple[str, ...]
     negative: tuple[str, ...]
-    positive_description: str = "safe driving conditions"
-    """The positive group in a few words, for a model that is asked one question per group."""
-    negative_description: str = "driving danger or imminent collision"
+    positive_description: str = ""
+    """The positive group in a few words, for a model that is asked one question per group; empty if it has none."""
+    negative_description: str = ""
     """The negative group in a few words."""
 
     def __post_init__(self) -> None:
@@ -57,7 +58,28 @@ class PromptSet:
     def to_dict(self) -> dict[str, Any]:
         """The set as in its YAML file."""
         descriptions = {"positive": self.positive_description, "negative": self.negative_description}
-        return {"positive": list(self.positive), "negative": list(self.negative), "descriptions": descriptions}
+        known = {group: text for group, text in descriptions.items() if text}
+        described = {"descriptions": known} if known else {}
+        return {"positive": list(self.positive), "negative": list(self.negative), **described}
+
+    def same_as(self, recorded: PromptSet) -> bool:
+        """Whether a run that recorded its prompts began with these.
+
+        Version 0.1.0 gave every set without descriptions the same two, and recorded them.
+        """
+        bare = recorded
+        if (recorded.positive_description, recorded.negative_description) == _FORMER and not self.positive_description:
+            bare = replace(recorded, positive_description="", negative_description="")
+        return self in (recorded, bare)
+
+    def require_descriptions(self, scorer: str) -> None:
+        """Refuse to guess what a scorer is to ask about."""
+        missing = [group for group in _GROUPS if not getattr(self, f"{group}_description")]
+        if missing:
+            raise InputError(
+                f"the scorer '{scorer}' asks about each group of prompts by its description, and the {missing[0]} "
+                "group has none; add it to the prompts: 'descriptions: {positive: ..., negative: ...}'"
+            )
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Studies and reports from Python: the functions behind `vlmsafe study run` and `vlmsafe report`."""
+"""Studies, audits and reports from Python: the functions behind `vlmsafe study run`, `audit` and `report`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vlmsafe.audit.auditor import RESAMPLES
+from vlmsafe.audit.auditor import audit as audit_runs
+from vlmsafe.audit.findings import Audit
+from vlmsafe.comparison.claims import Claims
 from vlmsafe.config.yaml import to_yaml
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.interrupts import stop_on_signals
@@ -17,11 +21,12 @@ from vlmsafe.studies.cost.plan import Speeds
 from vlmsafe.studies.execute import execute
 from vlmsafe.studies.journal import Event
 from vlmsafe.studies.launch.local import LocalLauncher
+from vlmsafe.studies.preflight import require_ready
 from vlmsafe.studies.schema import load_study
 from vlmsafe.studies.steps import other_settings
 from vlmsafe.studies.study import Study
 
-__all__ = ["load_study", "report", "report_on_study", "run_study"]
+__all__ = ["audit", "load_study", "report", "report_on_study", "run_study"]
 
 
 def run_study(
@@ -32,6 +37,7 @@ def run_study(
     scorer: str | None = None,
     jobs: int | None = None,
     cores: int | None = None,
+    accept_changed_code: bool = False,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Path:
     """Train, evaluate and trace every run of a study on this machine, and return the study's folder.
@@ -39,19 +45,40 @@ def run_study(
     `study` is the name of a shipped study, a YAML file, the folder of a study that was begun, or what `load_study`
     returned. Its runs are in `root`, in a folder of the study's name. Calling it again continues: finished work is not
     done again. `scale` shrinks steps, seeds and episodes; `scorer` replaces CLIP and Qwen2-VL, for a trial without
-    their weights. Runs that fail do not stop the others; RunError names them at the end.
+    their weights. What the runs need, such as prompts and environments, is looked up before anything is trained, and an
+    InputError names what cannot be had. `accept_changed_code` resumes interrupted runs although the source of your own
+    environment or scorer has changed. Runs that fail do not stop the others; RunError names them at the end.
+
+    >>> from pathlib import Path
+    >>> import vlmsafe
+    >>> _ = Path("mine.yaml").write_text('''
+    ... name: mine
+    ... question: Does the oracle lower the cost?
+    ... environments: [speeding]
+    ... seeds: [1]
+    ... total_steps: 400
+    ... settings: {steps_per_epoch: 200}
+    ... arms:
+    ...   plain: {method: ppo-lag}
+    ...   oracle: {method: vlm-ppo-lag, settings: {scorer: oracle}}
+    ... ''')
+    >>> folder = vlmsafe.run_study("mine.yaml", jobs=1)
+    >>> sorted(path.name for path in (folder / "speeding").iterdir())
+    ['oracle', 'plain']
     """
     chosen = study if isinstance(study, Study) else load_study(study)
     if scale != 1.0 or scorer is not None:
         chosen = chosen.varied(scale, scorer)
     begun = isinstance(study, Path | str) and (Path(study) / STUDY_FILE).is_file()
     folder = Path(study) if begun and isinstance(study, Path | str) else Path(root) / chosen.title
+    require_ready(chosen.expand(folder))
     launcher = LocalLauncher(cores=cores, jobs=jobs)
     try:
         with stop_on_signals() as stop:
             result = execute(
-                chosen, folder, launcher, memory=Speeds.of(folder.parent).memory, stop=stop, on_event=on_event
-            )
+                chosen, folder, launcher, memory=Speeds.of(folder.parent).memory,
+                accept_changed_code=accept_changed_code, stop=stop, on_event=on_event,
+            )  # fmt: skip
     finally:
         launcher.close()
     if result.failed:
@@ -59,6 +86,48 @@ def run_study(
         more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
         raise RunError(f"{name} failed: {reason}{more}; the other runs are done, and calling again continues")
     return folder
+
+
+def audit(
+    paths: Sequence[Path | str] | Path | str,
+    *,
+    claims: Path | str | Claims | None = None,
+    baseline: str | None = None,
+    passive_below: float | None = None,
+    resamples: int = RESAMPLES,
+) -> Audit:
+    """Find out what a comparison of runs can and cannot show.
+
+    `paths` are run directories or folders of runs. Of the folder of a study, the runs count that the study has as it is
+    defined now.
+
+    `claims` is a file that says what is compared. Without it a `claims.yaml` in one of the folders does. Without that,
+    arms are compared in pairs, each with `baseline` where one is named. `passive_below` is the return below which an
+    episode without cost counts as passive.
+
+    >>> import vlmsafe
+    >>> for method in ("ppo", "ppo-lag"):
+    ...     place = f"runs/{method}/seed-0"
+    ...     run = vlmsafe.train(
+    ...         env="speeding", method=method, total_steps=400, steps_per_epoch=200, run_dir=place, quiet=True
+    ...     )
+    >>> found = vlmsafe.audit("runs")
+    >>> "too-few-seeds" in {finding.code for finding in found.findings}
+    True
+    """
+    given = _as_paths(paths)
+    studies = {
+        path: [spec.path for spec in load_study(path).expand(path, recorded=True)]
+        for path in given
+        if (path / STUDY_FILE).is_file()
+    }
+    return audit_runs(
+        given, claims=claims, baseline=baseline, passive_below=passive_below, resamples=resamples, studies=studies
+    )
+
+
+def _as_paths(paths: Sequence[Path | str] | Path | str) -> list[Path]:
+    return [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
 
 
 def report(
@@ -72,8 +141,14 @@ def report(
 
     `paths` are run directories or folders of runs. The folder of a study, or a study's name in `runs/`, gives a report
     with that study's question, claims, tables and figures. `out` is the page, by default `report.html` in the folder.
+
+    >>> import vlmsafe
+    >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
+    >>> written = vlmsafe.report("runs", "report.html")
+    >>> str(written.page), len(written.answer) > 0
+    ('report.html', True)
     """
-    given = [Path(paths)] if isinstance(paths, Path | str) else [Path(path) for path in paths]
+    given = _as_paths(paths)
     if not given:
         raise InputError("report: no runs; expected a folder that holds runs, such as runs/, or run directories")
     page = None if out is None else Path(out)

@@ -75,6 +75,7 @@ def execute(
     restarts: int = RESTARTS,
     store: Store | None = None,
     service: str = "",
+    accept_changed_code: bool = False,
     stop: StopRequest | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_turn: Callable[[], None] = lambda: None,
@@ -83,7 +84,8 @@ def execute(
 
     `memory` estimates the bytes that a run needs, and `gpus` its share of a GPU. `restarts` is how often a run is
     restarted after its machine was lost. With a `store`, the folder is a local copy of what is kept there. `service` is
-    the address of a scoring service that the runs share. `on_turn` is called several times a second.
+    the address of a scoring service that the runs share. `accept_changed_code` resumes runs although the source of the
+    user's own environment or scorer has changed. `on_turn` is called several times a second.
     """
     if is_locked(folder):
         who = in_words(lock_holder(folder))
@@ -92,7 +94,9 @@ def execute(
         )
     with DirectoryLock(make_directory(folder)):
         needs = (memory, gpus, restarts)
-        return _Execution(study, folder, launcher, *needs, store, service, stop or StopRequest(), on_event).run(on_turn)
+        return _Execution(
+            study, folder, launcher, *needs, store, service, accept_changed_code, stop or StopRequest(), on_event
+        ).run(on_turn)
 
 
 class _Execution:
@@ -106,11 +110,13 @@ class _Execution:
         restarts: int,
         store: Store | None,
         service: str,
+        accept_changed_code: bool,
         stop: StopRequest,
         on_event: Callable[[Event], None],
     ) -> None:
         self.study, self.folder, self.launcher, self.memory, self.gpus = study, folder, launcher, memory, gpus
         self.restarts, self.store, self.service, self.stop, self.on_event = restarts, store, service, stop, on_event
+        self.accept_changed_code = accept_changed_code
         self.specs = study.expand(folder)
         for spec in self.specs:
             finish_copy(spec)
@@ -264,7 +270,7 @@ class _Execution:
     def _start(self, spec: RunSpec, step: RunStep) -> bool:
         """Launch a step; False if there is no room."""
         log = self.folder / _LOGS / f"{spec.name}.log"
-        words = command_words(spec, step, self.folder, self.service)
+        words = command_words(spec, step, self.folder, self.service, self.accept_changed_code)
         if self.store is not None:
             if step.kind == "train" and not self.sync.has_settings(spec):
                 return False

@@ -28,9 +28,10 @@ import yaml
 
 from vlmsafe.comparison.claims import Claims, claims_of
 from vlmsafe.config.methods import method
+from vlmsafe.config.names import short_names
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
-from vlmsafe.envs.registry import env_spec
+from vlmsafe.envs.registry import env_spec, world_name
 from vlmsafe.errors import InputError, unknown_name, yaml_errors
 from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.report.request import check_entries
@@ -45,7 +46,7 @@ _ENTRIES = (
     "name", "question", "paper", "environments", *_OVERRIDES, "arms", "protocols", "traces", "comparisons",
     "correction", "tables", "figures", "independent", "scale", "scorer",
 )  # fmt: skip
-_TRACE_ONLY = ("scorers", "every", "frames")
+_TRACE_ONLY = ("scorers", "prompts", "every", "frames")
 _TRACE = tuple(entry.name for entry in fields(EpisodeRequest))
 _EVALUATION = tuple(name for name in _TRACE if name not in _TRACE_ONLY)
 _NOT_SETTINGS = {
@@ -60,7 +61,15 @@ def shipped_studies() -> list[str]:
 
 
 def load_study(name: str | Path) -> Study:
-    """A study by its name in the package, from a YAML file, or from the folder of a study that was started."""
+    """A study by its name in the package, from a YAML file, or from the folder of a study that was started.
+
+    Mistakes in the file are errors with their line.
+
+    >>> import vlmsafe
+    >>> study = vlmsafe.load_study("signal-controls")
+    >>> [arm.name for arm in study.arms]
+    ['ppo-lag', 'embedded', 'oracle', 'constant']
+    """
     text = str(name)
     path = Path(name)
     recorded = path.is_dir() and (path / STUDY_FILE).is_file()
@@ -200,9 +209,13 @@ def _overrides(data: Mapping[str, Any], place: Place, file: _File) -> Overrides:
     at = (*place, "settings")
     given = file.mapping(data.get("settings", {}), at)
     known = list(flatten(to_dict(TrainConfig())))
-    settings = flatten(given)
-    for key in settings:
-        inside: Place = (*at, key) if key in given else (*at, *key.split("."))
+    settings: dict[str, Any] = {}
+    for short, value in flatten(given).items():
+        inside: Place = (*at, short) if short in given else (*at, *short.split("."))
+        key = short_names().get(short.replace("-", "_"), short)
+        if key in settings:
+            raise file.wrong(inside, f"'{short}' is '{key}', which appears a second time")
+        settings[key] = value
         if key in _NOT_SETTINGS:
             raise file.wrong(inside, f"'{key}' is not a setting of a study; it is given by {_NOT_SETTINGS[key]}")
         if key not in known:
@@ -214,6 +227,8 @@ def _environments(value: Any, file: _File) -> dict[str, Overrides]:
     found = _named_overrides(value, ("environments",), file)
     if not found:
         raise file.wrong(("environments",), "there are no environments; expected at least one, see vlmsafe envs")
+    if len(set(map(world_name, found))) < len(found):
+        raise file.wrong(("environments",), "an environment is listed twice, in two interpreters; make two studies")
     for index, env in enumerate(found):
         try:
             env_spec(env)
@@ -288,6 +303,10 @@ def _requests(
             options["seeds"] = file.seeds(entry["seeds"], (*place, "seeds"))
         if not isinstance(entry.get("frames", False), bool):
             raise file.wrong((*place, "frames"), "'frames' must be true or false")
+        if "prompts" in entry:
+            if not isinstance(entry["prompts"], str):
+                raise file.wrong((*place, "prompts"), "'prompts' is not a text; expected a name or a file")
+            options["prompts"] = entry["prompts"]
         request = EpisodeRequest(entry["protocol"], frames=entry.get("frames", False), **options)
         try:
             protocol(request.protocol)

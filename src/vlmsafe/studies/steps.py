@@ -14,7 +14,9 @@ from typing import Literal
 
 from vlmsafe.config.settings import PLACE
 from vlmsafe.config.yaml import flatten, to_dict, to_yaml
+from vlmsafe.envs.registry import world_name
 from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.evaluation.gated_scorers import default_scorers
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
 from vlmsafe.io.locks import is_locked
@@ -23,7 +25,7 @@ from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table
 from vlmsafe.runs.traces import read_about
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, parse_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.studies.scorer.shared import shares
 from vlmsafe.studies.study import EpisodeRequest, RunSpec
 
@@ -86,15 +88,21 @@ def _evaluated(run: Run, request: EpisodeRequest) -> bool:
 
 
 def _traced(run: Run, request: EpisodeRequest) -> bool:
-    """The same for a trace, which must also have the requested scorers, interval and frames."""
+    """The same for a trace, which must also have the requested scorers, prompts, interval and frames."""
     path = run.trace_path(request.protocol)
     if not path.exists() or (request.frames and not frames_path(path).exists()):
         return False
     about = read_about(path)
-    own = DEFAULT_SCORER if run.config.signal.scorer == NO_SCORER else run.config.signal.scorer
-    wanted = [str(parse_scorer(name).absolute) for name in request.scorers or (own,)]
-    if about.get("every") != request.every or [entry["scorer"] for entry in about.get("scorers", ())] != wanted:
+    named = request.scorers or default_scorers(run.config, request.prompts)
+    wanted = [parse_scorer(name).absolute for name in named]
+    recorded = about.get("scorers", ())
+    if about.get("every") != request.every or [entry["scorer"] for entry in recorded] != list(map(str, wanted)):
         return False
+    if request.prompts is not None:
+        prompts = load_prompts(request.prompts).to_dict()
+        pairs = zip(wanted, recorded, strict=True)
+        if any(entry.get("prompts") != prompts for name, entry in pairs if name.kind.takes_prompts):
+            return False
     table = read_table(path, ["checkpoint_epoch", "episode"])
     return table["episode"].n_unique() >= request.count and set(table["checkpoint_epoch"]) == {run.config.epochs}
 
@@ -104,7 +112,9 @@ def config_path(spec: RunSpec, folder: Path) -> Path:
     return folder / _CONFIGS / f"{spec.name}.yaml"
 
 
-def command_words(spec: RunSpec, step: RunStep, folder: Path, service: str = "") -> tuple[str, ...]:
+def command_words(
+    spec: RunSpec, step: RunStep, folder: Path, service: str = "", accept_changed_code: bool = False
+) -> tuple[str, ...]:
     """The command line of a step; for training, the settings of the run are written to a file first.
 
     The address of a scoring service is not a setting of the run. It is always passed to runs that can share a scorer,
@@ -118,7 +128,8 @@ def command_words(spec: RunSpec, step: RunStep, folder: Path, service: str = "")
         write_atomically(path, to_yaml(to_dict(replace(spec.config, run_dir=None))).encode())
         return (*VLMSAFE, "train", "--config", str(path), "--run-dir", str(spec.path), "--quiet", *asking)
     if step.kind == "resume":
-        return (*VLMSAFE, "train", "--resume", str(spec.path), "--quiet", *asking)
+        accepting = ("--accept-changed-code",) if accept_changed_code else ()
+        return (*VLMSAFE, "train", "--resume", str(spec.path), "--quiet", *asking, *accepting)
     request = step.request
     assert request is not None
     words = [step.kind, str(spec.path), "--protocol", request.protocol, "--episodes", str(request.count)]
@@ -128,6 +139,7 @@ def command_words(spec: RunSpec, step: RunStep, folder: Path, service: str = "")
         words += ["--every", str(request.every), "--overwrite"]
         words += [word for scorer in request.scorers for word in ("--scorer", scorer)]
         words += ["--frames"] if request.frames else []
+        words += ["--prompts", request.prompts] if request.prompts is not None else []
         words += ["--service", service] if service else []
     return (*VLMSAFE, *words)
 
@@ -157,11 +169,14 @@ def other_settings(specs: Sequence[RunSpec]) -> Iterator[tuple[Path, str]]:
 def differences(run: Run, spec: RunSpec) -> list[str]:
     """The settings in which a run on disk differs from the study's, one text each."""
     there, wanted = flatten(to_dict(run.config)), flatten(to_dict(spec.config))
+    if world_name(there["env"]) == world_name(wanted["env"]):  # an interpreter is a place; `other_code` sees its code
+        there["env"] = wanted["env"]
     found = [
         f"{name} is {there.get(name)} there and {wanted[name]} in the study"
         for name in wanted
         if name not in NO_RESULT and there.get(name) != wanted[name]
     ]
-    if not found and spec.config.signal.prompts and run.prompts() != load_prompts(spec.config.signal.prompts):
+    recorded, prompts = run.prompts(), spec.config.signal.prompts
+    if not found and recorded is not None and prompts and not load_prompts(prompts).same_as(recorded):
         found.append(f"its prompts are not those that '{spec.config.signal.prompts}' holds now")
     return found

@@ -16,6 +16,8 @@ from typing import Any
 from vlmsafe.comparison.claims import Claims
 from vlmsafe.config.methods import check_method, config_from, method
 from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.yaml import nested
+from vlmsafe.envs.registry import world_name
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.protocols import protocol
 from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
@@ -73,6 +75,8 @@ class EpisodeRequest:
     seeds: tuple[int, ...] = ()
     scorers: tuple[str, ...] = ()
     """Traces: the scorers; by default the run's own."""
+    prompts: str | None = None
+    """Traces: the prompt set, by name or as a file; by default the run's own, or its environment's."""
     every: int = 1
     """Traces: steps between two scored states."""
     frames: bool = False
@@ -102,6 +106,8 @@ class RunSpec:
     """Resolved, including the run directory."""
     evaluations: tuple[EpisodeRequest, ...] = ()
     traces: tuple[EpisodeRequest, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    """What the study does not say about it, of `TrainConfig.assumptions`."""
 
     @property
     def path(self) -> Path:
@@ -176,7 +182,7 @@ class Study:
                 overrides = overrides.over(_for_method(own.over(self.base), arm.method))
                 for place, seed in enumerate(fewer_seeds(overrides.seeds or (), self.scale)):
                     run_dir = folder / folder_of(env) / arm.name / f"seed-{seed}"
-                    config = self._config(env, arm, overrides, seed, run_dir, recorded)
+                    config, assumptions = self._config(env, arm, overrides, seed, run_dir, recorded)
                     evaluations, traces = (
                         tuple(
                             replace(request, episodes=shrunk(request.count, self.scale, LEAST_EPISODES))
@@ -185,11 +191,11 @@ class Study:
                         )
                         for requests in (self.protocols, self._traces())
                     )
-                    yield place, RunSpec(env, arm.name, seed, config, evaluations, traces)
+                    yield place, RunSpec(env, arm.name, seed, config, evaluations, traces, assumptions)
 
     def _config(
         self, env: str, arm: StudyArm, overrides: Overrides, seed: int, run_dir: Path, recorded: bool
-    ) -> TrainConfig:
+    ) -> tuple[TrainConfig, tuple[str, ...]]:
         source = f"arm '{arm.name}' on {env}"
         settings: dict[str, Any] = {"env": env, "method": arm.method, "seed": seed, **nested(overrides.settings)}
         if overrides.total_steps is not None:
@@ -197,12 +203,13 @@ class Study:
         config = replace(config_from(settings, source), run_dir=run_dir)
         if self.scorer is not None:
             config = with_scorer(config, self.scorer, source)
+        assumptions = tuple(config.assumptions)
         try:
             config = shrunk_config(config.resolved(recorded=recorded), self.scale).resolved(recorded=recorded)
             check_method(config)
         except InputError as error:
             raise InputError(f"{source}: {error}") from None
-        return config
+        return config, assumptions
 
     def _traces(self) -> Iterator[EpisodeRequest]:
         for request in self.traces:
@@ -228,24 +235,8 @@ def cells(specs: Sequence[RunSpec]) -> dict[tuple[str, str], list[RunSpec]]:
 
 
 def folder_of(env: str) -> str:
-    """The folder name of an environment."""
-    return env.replace(":", "-").replace("/", "-")
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn settings under dotted names into the nested mappings of a configuration.
-
-    >>> nested({"signal.every": 4, "signal.gate": "off", "num_envs": 2})
-    {'signal': {'every': 4, 'gate': 'off'}, 'num_envs': 2}
-    """
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        *path, last = name.split(".")
-        place = found
-        for part in path:
-            place = place.setdefault(part, {})
-        place[last] = value
-    return found
+    """The folder name of an environment. The interpreter that runs it is a place and no part of the name."""
+    return world_name(env).replace(":", "-").replace("/", "-")
 
 
 # -- scaling down ----------------------------------------------------------------------------------------------------

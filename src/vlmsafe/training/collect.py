@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, Scenarios
+from vlmsafe.envs.episodes import begin_episode, step_episode, try_out
 from vlmsafe.envs.vector.frames import Sender
-from vlmsafe.errors import EnvironmentFailure
 from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.numerics.normaliser import Array, Normaliser, RunningNormaliser
@@ -50,6 +49,8 @@ class Dimensions:
     action: int
     frame: tuple[int, ...] | None = None
     """Shape of a frame; None where frames were not asked for."""
+    made_of: tuple[str, ...] = ()
+    """As in `Env`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class DescribeTask:
 
     looks_at: InputKind = "nothing"
     scenario: int = 0
+    try_steps: bool = False
+    """Whether some steps are tried, which an environment of the user's may fail."""
 
     def run(self, env: Env, tick: Callable[[int], None]) -> Dimensions:
         observation, action = env.observation_space.shape, env.action_space.shape
@@ -68,7 +71,9 @@ class DescribeTask:
         if self.looks_at == "hazard":
             env.hazard()
         frame = env.frame().shape if self.looks_at == "frame" else None
-        return Dimensions(observation[0], action[0], frame)
+        if self.try_steps:
+            try_out(env, self.scenario + 1)
+        return Dimensions(observation[0], action[0], frame, env.made_of)
 
 
 @dataclass(frozen=True)
@@ -221,41 +226,6 @@ def progress_of(env: Env, metrics: tuple[str, ...]) -> dict[str, float]:
     """Figures of the environment's progress, by name."""
     progress = env.progress() if metrics else {}
     return {name: float(progress[name]) for name in metrics}
-
-
-def begin_episode(env: Env, scenario: int, details: dict[str, Any] | None = None) -> Array:
-    """Reset to a scenario; the first observation, checked."""
-    observation, _ = env.reset(seed=scenario, options=details or None)
-    return _checked_observation(observation, scenario, 0)
-
-
-def step_episode(
-    env: Env, action: NDArray[Any], scenario: int, step: int
-) -> tuple[Array, float, float, bool, bool, dict[str, Any]]:
-    """One environment step with everything that enters learning checked to be finite."""
-    observation, reward, terminated, truncated, info = env.step(action)
-    if "cost" not in info:
-        raise EnvironmentFailure(
-            f"the environment did not report a cost: info['cost'] is missing at step {step} of scenario {scenario}; "
-            "add it to the info of every step"
-        )
-    reward, cost = float(reward), float(info["cost"])
-    if not (math.isfinite(reward) and math.isfinite(cost)):
-        name, value = ("cost", cost) if math.isfinite(reward) else ("reward", reward)
-        raise EnvironmentFailure(
-            f"the environment returned {name} {value} at step {step} of scenario {scenario}; "
-            "rewards and costs must be finite"
-        )
-    return _checked_observation(observation, scenario, step), reward, cost, bool(terminated), bool(truncated), info
-
-
-def _checked_observation(observation: Any, scenario: int, step: int) -> Array:
-    array = np.array(observation, dtype=np.float32)  # a copy: an environment may reuse its array for the next step
-    if np.count_nonzero(np.isfinite(array)) < array.size:  # half the time of .all()
-        raise EnvironmentFailure(
-            f"the environment returned an observation with NaN or infinity at step {step} of scenario {scenario}"
-        )
-    return array
 
 
 def collect(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.envs.api import EnvSpec
+from vlmsafe.envs.checking import size_advice
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError, Interrupted
 from vlmsafe.io.interrupts import StopRequest
+from vlmsafe.io.memory import free_memory
+from vlmsafe.io.source import SourceHash, unseen_modules
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import InputKind, Scorer, check_scorer
 from vlmsafe.signals.scorers.registry import kind_of, make_scorer, parse_scorer
@@ -29,33 +32,63 @@ class Setup:
     spec: EnvSpec
     dimensions: Dimensions
     scorer: Scorer | None
+    source: Mapping[str, SourceHash] = field(default_factory=dict)
+    """Of the user's own environment and scorer."""
 
 
 def set_up(config: TrainConfig, prompts: PromptSet | None, stop: StopRequest) -> Setup:
     """Load what the configuration names."""
+    environment = config.spec.source_hash(revision=True)
+    setup = _loaded(config, prompts, stop, environment)
+    if environment is not None and (unseen := unseen_modules(setup.dimensions.made_of, environment)):
+        unknown = f"it is made of {', '.join(unseen)}, which the module on its id does not import"
+        environment = dataclasses.replace(environment, unknown=unknown)
+    scorer = setup.scorer.source if setup.scorer is not None else None
+    parts = {"environment": environment, "scorer": scorer}
+    return dataclasses.replace(setup, source={part: own for part, own in parts.items() if own is not None})
+
+
+def _loaded(config: TrainConfig, prompts: PromptSet | None, stop: StopRequest, source: SourceHash | None) -> Setup:
     if config.signal.scorer == "none":
-        return Setup(*describe(config, "nothing", stop), None)
+        return Setup(*describe(config, "nothing", stop, source), None)
     if kind_of(config.signal.scorer).looks_at == "observation":  # its networks are as wide as an observation
-        spec, dimensions = describe(config, "observation", stop)
+        spec, dimensions = describe(config, "observation", stop, source)
         return Setup(spec, dimensions, load_scorer(config, prompts, dimensions.observation))
     try:
         scorer = load_scorer(config, prompts, 0, give_up=lambda: stop.requested)
     except GivenUp:
         raise _interrupted(stop) from None
-    return Setup(*describe(config, scorer.looks_at, stop), scorer)
+    return Setup(*describe(config, scorer.looks_at, stop, source), scorer)
 
 
-def describe(config: TrainConfig, looks_at: InputKind, stop: StopRequest) -> tuple[EnvSpec, Dimensions]:
-    """A configuration's environment, and its sizes, found by making it once in a worker."""
-    spec = dataclasses.replace(config.spec, frames=looks_at == "frame")
+def describe(
+    config: TrainConfig, looks_at: InputKind, stop: StopRequest, source: SourceHash | None = None
+) -> tuple[EnvSpec, Dimensions]:
+    """A configuration's environment, and its sizes, found by making it once in a worker.
+
+    It is made only of `source` if that is given, and so are all environments of the spec that is returned.
+    """
+    spec = dataclasses.replace(config.spec.made_only_of(source), frames=looks_at == "frame")
     spec.require()
-    task = DescribeTask(looks_at, spec.training.start)
-    with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1) as pool:
+    task = DescribeTask(looks_at, spec.training.start, try_steps=spec.version is None)
+    restarts = config.max_worker_restarts
+    with WorkerPool[Dimensions](EnvRecipe(spec, spec.training), size=1, max_restarts=restarts) as pool:
         answers = pool.run([task], should_stop=lambda: stop.requested)
     if answers is None:
         raise _interrupted(stop)
     _check_per_action(config, answers[0].action)
+    _check_memory(config, answers[0].observation)
     return spec, answers[0]
+
+
+def _check_memory(config: TrainConfig, size: int) -> None:
+    """Refuse observations of which an epoch does not fit into memory, with what the workers send and what is joined."""
+    needed, free = 2 * 4 * size * config.steps_per_epoch, free_memory()
+    if needed > free:
+        raise InputError(
+            f"'{config.env}' has {size:,} values per observation, and {free / 1e9:.1f} GB of memory are free: "
+            f"{size_advice(size, config.steps_per_epoch)} to at most {free // (8 * size):,}"
+        )
 
 
 def _check_per_action(config: TrainConfig, actions: int) -> None:
@@ -93,7 +126,7 @@ def load_scorer(
     signal = config.signal
     name = parse_scorer(signal.scorer)
     if name.kind.rules is not None:
-        _check_rule(config, name.kind.rules)  # before a model is loaded, or fetched
+        check_rule(config, name.kind.rules)  # before a model is loaded, or fetched
     scorer = make_scorer(
         name,
         prompts,
@@ -108,11 +141,12 @@ def load_scorer(
         give_up=give_up,
     )
     check_scorer(scorer)
-    _check_rule(config, scorer.rules)
+    check_rule(config, scorer.rules)
     return scorer
 
 
-def _check_rule(config: TrainConfig, rules: tuple[str, ...]) -> None:
+def check_rule(config: TrainConfig, rules: tuple[str, ...]) -> None:
+    """Refuse a scorer whose similarities do not suit the rule of the method."""
     if config.signal.rule not in rules:
         raise InputError(
             f"the scorer '{config.signal.scorer}' cannot be used with the rule '{config.signal.rule}' of the method "

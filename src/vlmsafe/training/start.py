@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.io.locks import DirectoryLock
+from vlmsafe.io.source import SourceHash
 from vlmsafe.runs.checkpoint import saved_epochs
-from vlmsafe.runs.layout import is_driver
+from vlmsafe.runs.drivers import open_run
+from vlmsafe.runs.layout import is_driver, row_file
 from vlmsafe.runs.run import Run
-from vlmsafe.runs.versions import other_world
+from vlmsafe.runs.versions import changed_source, other_world, user_source
 from vlmsafe.runs.warm_start import check_start, read_start
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.api import ScorerFailure
@@ -31,13 +34,22 @@ from vlmsafe.training.trainer import Trainer
 def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings: Any) -> Run:
     """Train a new run to its end and return it.
 
-    Where numpy or torch was imported before vlmsafe, a child process computes, so that the run gets its kernels.
+    Settings are those of `vlmsafe train`, under the names of the command line (`scorer`), dotted
+    (`**{"signal.scorer": ...}`) or nested (`signal={"scorer": ...}`); or `config` has them all. Where numpy or torch
+    was imported before vlmsafe, a child process computes, so that the run gets its kernels.
 
-    >>> train(env="speeding", method="ppo-lag", total_steps=40_000)  # doctest: +SKIP
+    >>> import vlmsafe
+    >>> run = vlmsafe.train(
+    ...     env="speeding", method="vlm-ppo-lag", scorer="oracle", total_steps=400, steps_per_epoch=200,
+    ...     learner={"update_iters": 2}, run_dir="runs/first", quiet=True,
+    ... )
+    >>> run.status(), run.config.signal.scorer
+    ('finished', 'oracle')
     """
     if config is not None and settings:
         raise TypeError("give either a TrainConfig or single settings, not both")
-    chosen = (config or config_from(settings)).resolved()
+    given = config or config_from(settings)
+    chosen = given.resolved()
     check_method(chosen)
     check_display(chosen)
     assert chosen.run_dir is not None
@@ -51,29 +63,32 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
         if start is not None:
             check_start(start, setup.dimensions.observation, setup.dimensions.action, chosen)
         with DirectoryLock(make_directory(chosen.run_dir)):
-            return _work_on(Run.create(chosen, prompts, start), setup, stop, quiet)
+            run = Run.create(chosen, prompts, start, setup.source)
+            return _work_on(run, setup, stop, quiet, new=True, notes=given.assumptions)
 
 
 def resume(
-    path: Path | str,
+    path: Run | Path | str,
     *,
     total_steps: int | None = None,
+    accept_changed_code: bool = False,
     quiet: bool = False,
     service: str | None = None,
     service_wait: float | None = None,
 ) -> Run:
     """Continue a run exactly where its newest checkpoint left it.
 
-    A run of another version of its environment is refused: its epochs would come from two worlds. `total_steps` extends
+    A run of another version of its environment is refused: its epochs would come from two worlds. So is one whose own
+    environment or scorer has other source than before, unless `accept_changed_code` is set. `total_steps` extends
     the run. From there on a falling learning rate is that of a run of the new length. The scorer may have moved:
     `service` is the address of a scoring service, and "" means the run's own process.
+
+    >>> import vlmsafe
+    >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
+    >>> vlmsafe.resume("runs/first", total_steps=600, quiet=True).epochs_done()
+    3
     """
-    run = Run.open(path)
-    if is_driver(run.path):
-        raise RunError(
-            f"{run.path} is a shipped driver, which cannot be continued; train it on with: vlmsafe train "
-            f"--env {run.config.env} --init-from {run.path}"
-        )
+    run = open_trained(path)
     if run.config.method == CLONE.name:
         raise RunError(
             f"{run.path} is a clone of a scripted driver, which cannot be continued; train it on with: vlmsafe train "
@@ -88,8 +103,8 @@ def resume(
         run.longer(total_steps)  # refused before anything is started
     if not kernels.fit(run.config.kernels):
         return call_in_child(
-            run.config.kernels, resume, path, total_steps=total_steps, quiet=quiet, service=service,
-            service_wait=service_wait,
+            run.config.kernels, resume, path, total_steps=total_steps, accept_changed_code=accept_changed_code,
+            quiet=quiet, service=service, service_wait=service_wait,
         )  # fmt: skip
     signal = run.config.signal
     moved = dataclasses.replace(
@@ -100,15 +115,42 @@ def resume(
     moved_to = service if service != signal.service else None
     run = Run(run.path, dataclasses.replace(run.config, signal=moved).resolved(), moved_to)
     check_display(run.config)
+    if not accept_changed_code and not run.config.signal.service:
+        _refuse_changed_source(run, user_source(run.config))  # before code is loaded that may no longer work
     with stop_on_signals() as stop:
         setup = set_up(run.config, run.prompts(), stop)
+        if not accept_changed_code:
+            _refuse_changed_source(run, setup.source)  # the scorer may be a service's
         with DirectoryLock(run.path):
             return _work_on(run if total_steps is None else run.extend(total_steps), setup, stop, quiet)
 
 
-def _work_on(run: Run, setup: Setup, stop: StopRequest, quiet: bool) -> Run:
+def open_trained(path: Run | Path | str) -> Run:
+    """A run that was trained here, and not a shipped driver, of which there is only the policy."""
+    run = open_run(path)
+    if is_driver(run.path):
+        raise RunError(
+            f"{path} is a shipped driver, which cannot be continued; train it on with: vlmsafe train "
+            f"--env {run.config.env} --init-from {path}"
+        )
+    return run
+
+
+def _refuse_changed_source(run: Run, now: Mapping[str, SourceHash]) -> None:
+    if changed := changed_source(run, now):
+        raise RunError(
+            f"{run.path} cannot be continued: {changed}; undo the change, start a new run, or pass "
+            "--accept-changed-code to continue with the changed code, which the run records"
+        )
+
+
+def _work_on(
+    run: Run, setup: Setup, stop: StopRequest, quiet: bool, *, new: bool = False, notes: Sequence[str] = ()
+) -> Run:
     """Train, and record how it ended even where it failed. The caller holds the run's lock."""
     with make_display(run, quiet) as display:
+        for note in notes:
+            display.note(note)
         trainer = Trainer(run, setup, display, stop, failed_attempts(run))
         try:
             trainer.train()
@@ -116,8 +158,11 @@ def _work_on(run: Run, setup: Setup, stop: StopRequest, quiet: bool) -> Run:
             run.event("interrupted", reason=str(error))
             raise
         except VlmsafeError as error:
-            if isinstance(error, InputError) and not saved_epochs(run.checkpoints):
-                run.discard()  # calibrating the scorer showed that the request was wrong; nothing was started
+            # Calibrating the scorer may show that the request was wrong. A new run whose first epoch fails by the code
+            # of its environment holds nothing, and the same command should work once that code is corrected.
+            wrong = isinstance(error, InputError) and not saved_epochs(run.checkpoints)
+            if wrong or (new and trainer.epoch == 0 and isinstance(error, EnvironmentFailure)):
+                run.discard()
             else:
                 _note_failure(run, error, trainer)
             raise
@@ -139,6 +184,9 @@ def _note_failure(run: Run, error: VlmsafeError, trainer: Trainer) -> None:
         details |= {"epoch": trainer.epoch + 1, "attempt": trainer.attempt}
     try:
         run.event("failed", reason=str(error), **details)
+        if isinstance(error, WorkerError) and error.raised:
+            error.recorded = True
+            error.args = (f"{error}; its traceback is in {row_file(run.path, 'events')}",)
     except RunError:
         # A full disk that made the run fail refuses this note too; the first error is the one to report.
         return

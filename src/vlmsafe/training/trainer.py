@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vlmsafe import kernels
+from vlmsafe.envs.checking import LARGE_OBSERVATION, size_advice
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerCrash, WorkerPool
 from vlmsafe.errors import Divergence, Interrupted, RunError
 from vlmsafe.io.interrupts import StopRequest
@@ -22,8 +23,8 @@ from vlmsafe.numerics.return_scale import ReturnScale
 from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
 from vlmsafe.runs.digest import COLUMN, record_digest
 from vlmsafe.runs.run import Run
-from vlmsafe.runs.surroundings import code_and_machine
-from vlmsafe.runs.versions import Code, code_of, kernels_of
+from vlmsafe.runs.surroundings import code_and_machine, source_record
+from vlmsafe.runs.versions import Code, code_of, kernels_of, other_source
 from vlmsafe.runs.warm_start import describe_start
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.service.spec import GivenUp
@@ -50,7 +51,7 @@ class Trainer:
         """`attempts` says how often each epoch failed before, by its number from 1; None if no epoch did."""
         self.attempts = attempts or {}
         self.run, self.config, self.display, self.stop = run, run.config, display, stop
-        self.spec, self.dimensions = setup.spec, setup.dimensions
+        self.spec, self.dimensions, self.source = setup.spec, setup.dimensions, setup.source
         self.scoring = Scoring(setup.scorer, self.config.signal, setup.dimensions) if setup.scorer else None
         fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
         self.workers: WorkerPool[Share] = WorkerPool(
@@ -110,6 +111,11 @@ class Trainer:
         else:
             self.run.start_over()
             self.run.event("started", **self._scorer_details())
+            for part, own in self.source.items():
+                if own.unknown:
+                    self.display.note(
+                        f"no study will copy this run: the source of its {part} is not known: {own.unknown}"
+                    )
             if kernels.in_effect() != self.config.kernels:
                 self.display.note(kernels.unavailable() or kernels.REFUSED)
             for note in self.scoring.scorer.notes(self.config.env) if self.scoring else []:
@@ -119,6 +125,9 @@ class Trainer:
                     f"an epoch has {self.config.steps_per_epoch:,} steps and an episode up to {longest:,}, "
                     "so only episodes that end early count in the episode cost"
                 )
+            if self.dimensions.observation > LARGE_OBSERVATION:
+                size = self.dimensions.observation
+                self.display.note(f"{size:,} values per observation: {size_advice(size, self.config.steps_per_epoch)}")
             if self.config.frame_indicators and self.spec.frames:
                 self.display.note("frames show the simulator's cost indicators: scores of them partly read the cost")
             self._take_over()
@@ -292,14 +301,17 @@ class Trainer:
         return Checkpoint(self.epoch, arrays, values)
 
     def _note_other_code(self, epoch: int) -> None:
-        """Say if another version of the package or of the environment computed the run so far."""
+        """Say if another version of the package or of the environment, or other code, computed the run so far."""
         try:
-            other = code_of(self.run)[-1].unlike(Code.now(self.spec), self.config.env)
+            before, code = code_of(self.run)[-1], dataclasses.replace(Code.now(self.config), source=self.source)
+            other = before.unlike(code, self.config.env)
         except RunError as error:  # the journal is damaged, which is no reason not to continue
             self.display.note(f"it is not known which code computed the run so far: {error}")
             return
         if other:
-            self.run.event("code changed", epoch=epoch, reason=other)
+            # Changed source got here only by --accept-changed-code.
+            accepted = {"accepted": True} if other_source(before.source, code.source) else {}
+            self.run.event("code changed", epoch=epoch, reason=other, **accepted)
             self.display.note(f"resuming a run of other code: {other}; its epochs so far are kept")
         if (then := kernels_of(self.run)) != (now := kernels.in_effect()):
             self.display.note(
@@ -316,7 +328,7 @@ class Trainer:
         self._note_other_code(checkpoint.epoch)
         self.run.event(
             "resumed", epoch=checkpoint.epoch, **code_and_machine(), env_version=self.spec.version,
-            **self._scorer_details(), **damaged,
+            **source_record(self.source), **self._scorer_details(), **damaged,
         )  # fmt: skip
         values, arrays = checkpoint.values, checkpoint.arrays
         self.epoch = self.saved_epoch = checkpoint.epoch

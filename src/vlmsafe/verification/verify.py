@@ -17,8 +17,8 @@ from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.drivers import open_run
 from vlmsafe.runs.layout import is_driver
 from vlmsafe.runs.run import BEFORE_CHOICES, Run
-from vlmsafe.runs.surroundings import code_and_machine
-from vlmsafe.runs.versions import other_world
+from vlmsafe.runs.surroundings import code_and_machine, source_record
+from vlmsafe.runs.versions import other_world, recorded_source, user_source
 from vlmsafe.verification.answer import EPOCHS, Replay, Surrounding, Verification, epochs_text, listed
 from vlmsafe.verification.history import History
 from vlmsafe.verification.replay import Replayed, replay
@@ -41,6 +41,11 @@ def verify(
     with `epochs=0` nothing else is done. The scorer of the run is loaded here unless `service` is the address of a
     scoring service. `on_steps` is told the environment steps done, and their number in all. The replay uses the run's
     kernels; where this process has others, a child process computes it.
+
+    >>> import vlmsafe
+    >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
+    >>> vlmsafe.verify("runs/first", epochs=1).outcome
+    'equal'
     """
     if epochs < 0:
         raise InputError(f"epochs is {epochs}; expected 0 or more")
@@ -141,7 +146,9 @@ def compare_surroundings(history: History, found: Sequence[Replayed] = ()) -> It
             if values[-1:] != [value]:
                 values.append(value)
     scorer = {"scorer": found[0].scorer} if found else {}
-    now = _named(code_and_machine() | {"env_version": history.run.config.spec.version} | scorer)
+    config = history.run.config
+    code = {"env_version": config.spec.version} | source_record(user_source(config))
+    now = _named(code_and_machine() | code | scorer)
     for name in {**then, **now}:
         if found or not name.startswith(_SCORER):  # without a replay, no scorer was loaded
             yield Surrounding(name, ", then ".join(then.get(name, ["not recorded"])), now.get(name, "not present"))
@@ -154,6 +161,7 @@ def _named(record: Mapping[str, Any]) -> dict[str, str]:
         **packages,
         "revision": record.get("git_revision"),
         "environment version": record.get("env_version"),
+        **{f"source of the {part}": one.digest or "not known" for part, one in recorded_source(record).items()},
         **{name: record.get(name) for name in ("kernels", "python", "system", "processor")},
         **{f"{_SCORER}{name}": value for name, value in scorer.items() if name != "name"},
     }

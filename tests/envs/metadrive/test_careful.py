@@ -19,6 +19,7 @@ from vlmsafe.envs.metadrive.careful import (
     Boxes,
     OnPath,
     aside,
+    cruise_speed,
     fading,
     first_meeting,
     futures,
@@ -111,10 +112,14 @@ def test_a_car_may_stop_go_on_or_drive_as_traffic_does_and_one_that_crawls_does_
 def test_the_speed_falls_before_a_bend_and_is_free_on_a_straight_road() -> None:
     bend = math.sqrt(SIDEWAYS * 10.0)
     places = [OnPath(arc(10.0, 50.0), along, 0.0, 0.0, 0.0) for along in (10.0, 40.0, 48.0, 60.0)]
-    limits = [speed_limit(place) for place in places]
-    assert limits[0] == pytest.approx(CRUISE)
+    limits = [speed_limit(place, 9.0) for place in places]
+    assert limits[0] == pytest.approx(9.0)
     assert limits[3] == pytest.approx(bend)
-    assert bend < limits[2] < limits[1] < CRUISE
+    assert bend < limits[2] < limits[1] < 9.0
+
+
+def test_the_driver_takes_its_time_and_hurries_where_the_route_is_long() -> None:
+    assert [cruise_speed(metres, 100.0) for metres in (300.0, 560.0, 2000.0)] == [CRUISE[0], 8.0, CRUISE[1]]
 
 
 def test_a_car_that_drifts_goes_on_to_the_side_and_another_returns() -> None:

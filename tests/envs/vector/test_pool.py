@@ -381,7 +381,10 @@ def test_an_exception_becomes_one_line_with_the_traceback_aside():
     with pytest.raises(WorkerError) as caught:
         WorkerPool[Any](RECIPE, 2).run([Echo(0, 0.05), Fail()])
     assert isinstance(caught.value, EnvironmentFailure)
-    assert str(caught.value) == "environment 'speeding' raised ValueError: the map has no lanes"
+    message, _, place = str(caught.value).partition(" (")
+    assert message == "environment 'speeding' raised ValueError: the map has no lanes"
+    assert place.startswith(__file__), "the innermost place in the user's code"
+    assert place.endswith("in run)")
     assert caught.value.exit_code == EXIT_FAILED
     assert "Traceback" in caught.value.details
     assert "in run" in caught.value.details

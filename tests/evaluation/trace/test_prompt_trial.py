@@ -118,7 +118,7 @@ def test_choosing_on_held_out_scenarios_is_pointed_out(tmp_path, sets):
     assert "no longer unseen" in notes("held-out", sets)
     assert "no longer unseen" not in notes("held-out", sets[:1])  # nothing was chosen
     assert "no longer unseen" not in notes("paper-20", sets)
-    assert "only 3 contacts begin" in notes("paper-20", sets)
+    assert "only 3 onsets of contact" in notes("paper-20", sets)
 
 
 def test_progress_counts_every_frame_of_every_pass(tmp_path, sets):

@@ -1,5 +1,7 @@
 """The frames of a recorded trace can be scored anew."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -102,11 +104,13 @@ def test_scorer_of_the_users_own_is_asked_set_by_set(tmp_path):
 def test_scorer_that_asks_about_a_group_is_labelled_with_its_description(tmp_path):
     save_small_qwen(tmp_path / "model")
     pictures = [open_trace(write_recorded(tmp_path)).pictures().head(2)]
-    found = rescore_sets(pictures, parse_scorer(f"qwen2-vl:{tmp_path / 'model'}"), SETS, device="cpu")
+    words = {"positive_description": "a kiln that fires safely", "negative_description": "a kiln that cracks"}
+    sets = {label: replace(one, **words) for label, one in SETS.items()}
+    found = rescore_sets(pictures, parse_scorer(f"qwen2-vl:{tmp_path / 'model'}"), sets, device="cpu")
     for one in found.values():
         assert one.labels == (
-            ("positive", "safe driving conditions"),
-            ("negative", "driving danger or imminent collision"),
+            ("positive", "a kiln that fires safely"),
+            ("negative", "a kiln that cracks"),
         )
         assert one.similarities.shape == (2, 2)
         assert one.bounds == (0.0, 1.0)

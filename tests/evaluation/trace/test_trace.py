@@ -1,6 +1,7 @@
 """A trace is the evaluation step by step, with what scorers made of the states it went through."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -13,8 +14,10 @@ from vlmsafe.envs.api import Env
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.envs.small.braking import Braking
 from vlmsafe.errors import InputError
+from vlmsafe.evaluation.gated_scorers import default_scorers
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.evaluation.trace.record import TraceTask, trace
+from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import ScorerFailure
 from vlmsafe.signals.scorers.registry import make_scorer
@@ -207,3 +210,16 @@ def test_scorers_of_one_frame_and_of_two_each_see_their_own(braking):
     shown = [np.concatenate([frames[(n if n < 5 else n - 4) - 1], frames[n - 1]], axis=-1) for n in scored]
     own = both.filter((pl.col("episode") == 1) & pl.col("scored"))
     np.testing.assert_array_equal(own.select([f"motion_{name}" for name in names]).to_numpy(), motion.score(shown))
+
+
+def test_a_run_without_a_signal_in_a_world_without_prompts_is_traced_without_scores(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "end_to_end")
+    run = small_run("gym:broken_envs:Walk-v0", tmp_path / "walk")
+    notes = []
+    table = trace(run, episodes=2, every=4, frames=True, write=True, on_note=notes.append)
+    assert any("no scorer looks at these episodes" in note for note in notes)
+    assert "kappa" not in table.columns
+    recorded = open_trace(run.path)
+    assert recorded.scorers == ()
+    assert recorded.pictures()["step"].to_list() == [4, 8, 4, 8]
+    assert default_scorers(run.config, "metadrive-v2") == ["embedded"]

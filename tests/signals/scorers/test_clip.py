@@ -19,7 +19,7 @@ from small_models import MAX_TOKENS, PROMPTS, save_small_clip, save_small_siglip
 
 from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.clip import ClipScorer
+from vlmsafe.signals.scorers.clip import ClipScorer, look_up
 from vlmsafe.signals.scorers.images import Preprocessing
 
 SAVE = {"clip": save_small_clip, "siglip": save_small_siglip}
@@ -590,3 +590,20 @@ def test_compiled_bfloat16_on_a_gpu_is_close_to_float32_on_the_cpu(folders, kind
     on_cpu = ClipScorer.load(str(folders[kind]), SMALL, device="cpu").score(frames)
     scorer = ClipScorer.load(str(folders[kind]), SMALL, device="cuda", precision="bfloat16", compile=True, batch=4)
     np.testing.assert_allclose(scorer.score(frames), on_cpu, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_is_looked_up_without_its_weights(folders, kind, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", refuse)
+    look_up(str(folders[kind]), SMALL)
+    message = one_line(look_up, str(folders[kind]), PromptSet(("road " * 200,), ("wall",)))
+    assert f"reads at most {MAX_TOKENS}" in message
+
+
+def test_a_model_without_weights_is_found_out_when_it_is_looked_up(tiny):
+    for path in tiny.glob("*.safetensors"):
+        path.unlink()
+    assert "its weights: there are none" in one_line(look_up, str(tiny), SMALL)

@@ -25,8 +25,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
 
-PROMPTS = PromptSet(("a clear road",), ("a crash",))
 SAFE, DANGER = "safe driving conditions", "driving danger or imminent collision"
+PROMPTS = PromptSet(("a clear road",), ("a crash",), SAFE, DANGER)
 SIZES = [(60, 90), (90, 60), (84, 84), (300, 200), (20, 110)]
 
 
@@ -303,7 +303,8 @@ from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
 frames = np.random.default_rng(0).integers(0, 256, (2, 60, 90, 3), np.uint8)
 for name in sys.argv[1:]:
     try:
-        scorer = Qwen2VLScorer.load(name, PromptSet(("a",), ("b",)), device="cpu", precision="float32")
+        prompts = PromptSet(("a",), ("b",), "safe driving conditions", "driving danger or imminent collision")
+        scorer = Qwen2VLScorer.load(name, prompts, device="cpu", precision="float32")
     except InputError as error:
         print(json.dumps({"error": str(error)}), flush=True)
     else:

@@ -156,7 +156,8 @@ GOOD = open_body(SPEC, PROMPTS)
         {"device": None}, {"device": "gpu"}, {"compile": 1}, {"scorer": ["clip"]}, {"scorer": "sorcerer"}, {"extra": 1},
         {"prompts": []}, {"prompts": {}}, {"prompts": {**GOOD["prompts"], "positive": "road"}},
         {"prompts": {**GOOD["prompts"], "negative": [1]}}, {"prompts": {**GOOD["prompts"], "negative": []}},
-        {"prompts": {**GOOD["prompts"], "descriptions": {}}}, {"scorer": "python:os:system"}, {"scorer": "rnd"},
+        {"prompts": {**GOOD["prompts"], "descriptions": {"both": "x"}}},
+        {"scorer": "python:os:system"}, {"scorer": "rnd"},
         {"prompts": {**GOOD["prompts"], "descriptions": {"positive": 1, "negative": "x"}}},
     ],
 )  # fmt: skip

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import frame_scorer
@@ -22,10 +23,11 @@ from small_embedded import save_small_embedded
 from small_models import PROMPTS, save_small_clip
 
 from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.io.source import SourceHash
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer, ScorerFailure, score_checked
 from vlmsafe.signals.scorers.batches import overlapped
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.registry import make_scorer, scorer_source
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.server import Server
@@ -344,6 +346,25 @@ def test_a_service_that_comes_back_with_another_number_format_is_refused(local, 
     local.start()
     for _ in range(2):  # and whoever asks again hears the same
         with pytest.raises(RunError, match=r"came back with another model: .*float8"):
+            client.score(frames(2))
+
+
+def test_a_client_knows_the_source_of_a_users_scorer_and_refuses_another_one(local, monkeypatch):
+    local.start()
+    client = local.client()
+    now = scorer_source(SPEC.scorer)
+    assert client.source is not None
+    assert now is not None
+    assert client.source.digest == now.digest is not None
+    assert "source" not in client.describe()
+    client.score(frames(2))
+    for files, problem in ((now.files, None), ({"frame_scorer.py": "other"}, "came back with another model")):
+        local.stop()
+        other = SourceHash(files, revision="another one, which does not matter")
+        monkeypatch.setattr("vlmsafe.signals.scorers.registry.hash_source", lambda modules, revision: other)  # noqa: B023
+        monkeypatch.setattr("vlmsafe.signals.scorers.registry._LOADED", {})
+        local.start()
+        with nullcontext() if problem is None else pytest.raises(RunError, match=problem):
             client.score(frames(2))
 
 

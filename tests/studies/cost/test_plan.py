@@ -93,12 +93,36 @@ def test_what_is_done_is_not_planned_again(tmp_path):
     assert row.core_hours_left == pytest.approx((training * (1 + 2 / 3) + 2 * evaluation) / 3600)
 
 
+def test_a_trace_of_some_seeds_is_planned_for_these_seeds_only(tmp_path):
+    runs = parse_study(STUDY.replace("every: 2", "every: 2, seeds: [1]"), "small.yaml").expand(tmp_path / "small")
+    for spec in runs:
+        spec.path.mkdir(parents=True)
+        Run.create(spec.config).append("epochs", [{"epoch": n} for n in range(3)])
+        (spec.path / "evaluations" / "held-out.parquet").touch()
+    found = plan(runs, tmp_path, 4, 10**9, Speeds(PARTS))
+    assert [row.done for row in found.rows] == [2, 3]
+    assert found.core_hours == pytest.approx(10 * (20 * 2.0 + 7) / 3600)
+
+
 def test_what_was_never_measured_is_said_and_not_guessed(tmp_path):
     parts = {key: value for key, value in PARTS.items() if key[0] != "embedded"}
     found = plan(specs(tmp_path / "small"), tmp_path, 4, 10**9, Speeds(parts))
     assert [row.source for row in found.rows] == ["table", "not measured"]
     assert found.rows[1].run_hours is None
+    assert found.core_hours == pytest.approx(found.rows[0].core_hours_left + 3 * 10 * (20 + 7) / 3600)
+    assert found.incomplete
     assert any("not measured" in note for note in found.notes)
+    nothing = plan(specs(tmp_path / "small"), tmp_path, 4, 10**9, Speeds({}))
+    assert (nothing.core_hours, nothing.hours) == (None, None)
+
+
+def test_episodes_of_an_unknown_environment_take_the_steps_of_its_runs(tmp_path):
+    first = next(spec for spec in specs(tmp_path / "other") if spec.arm == "ppo-lag")
+    first.path.mkdir(parents=True)
+    Run.create(first.config).append("timing", [{"epoch": 1, "collect": 500.0, "update": 100.0}])
+    speeds = Speeds({}, tmp_path)
+    assert speeds.episodes(first, first.evaluations[0], trace=False) == pytest.approx(10 * 20 * 1.0)
+    assert speeds.episodes(first, first.traces[0], trace=True) is None  # the time of its scorer was not measured
 
 
 def test_a_variant_takes_the_speed_of_its_environment_and_a_model_never_that_of_another():

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from vlmsafe.errors import InputError
+from vlmsafe.io.memory import free_memory
 from vlmsafe.studies.launch.api import Command
-from vlmsafe.studies.launch.local import LocalLauncher, free_memory, usable_cores
+from vlmsafe.studies.launch.local import LocalLauncher, usable_cores
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(1200)")
 

@@ -142,7 +142,7 @@ def unmatched_arms(comparison: Comparison) -> Iterator[Finding]:
                 "unnamed": [vars(d) for d in unnamed(found, about)],
                 "all": [vars(d) for d in found],
             },
-            fix=f"train {second.arm} with the other arm's settings, or name these settings as part of the comparison",
+            fix=f"train '{second.arm}' with the other arm's settings, or name these settings as part of the comparison",
             severity=Severity.WARNING if supposed else None,
         )
 
@@ -156,8 +156,8 @@ def seed_sets_differ(comparison: Comparison) -> Iterator[Finding]:
         "seed-sets-differ",
         about_comparison(comparison),
         [
-            f"{comparison.claim.first} has {counted(len(first), 'seed')}: {listed(sorted(first))}",
-            f"{comparison.claim.second} has {counted(len(second), 'seed')}: {listed(sorted(second))}",
+            f"'{comparison.claim.first}' has {counted(len(first), 'seed')}: {listed(sorted(first))}",
+            f"'{comparison.claim.second}' has {counted(len(second), 'seed')}: {listed(sorted(second))}",
             f"{len(shared)} shared: {listed(shared) or 'none'}",
         ],
         {"first": sorted(first), "second": sorted(second), "shared": shared},
@@ -202,26 +202,6 @@ def _needed(comparison: Comparison) -> int:
     sizes = range(2, 50)
     found = (n for n in sizes if (smallest_p(comparison.claim, n, n, n) or 0.0) < comparison.claim.alpha)
     return next(found, 50)
-
-
-def code_differs(comparison: Comparison) -> Iterator[Finding]:
-    """Packages and revision, where runs recorded them."""
-    arms = (comparison.first, comparison.second)
-    versions: dict[str, list[list[str]]] = {}
-    for what in ("python", "git_revision"):
-        pair = [{run.recorded.get(what) for run in arm.runs} - {None} for arm in arms]
-        if all(pair):
-            versions[what] = [sorted(map(str, own)) for own in pair]
-    first, second = map(_packages, arms)
-    versions |= {name: [sorted(first[name]), sorted(second[name])] for name in sorted(first.keys() & second.keys())}
-    unequal = {name: pair for name, pair in versions.items() if pair[0] != pair[1]}
-    if unequal:
-        yield finding(
-            "code-differs",
-            about_comparison(comparison),
-            [f"{name}: {listed(pair[0])} against {listed(pair[1])}" for name, pair in unequal.items()],
-            {"versions": unequal},
-        )
 
 
 def mixed_worlds(arm: ArmRecord) -> Iterator[Finding]:
@@ -276,20 +256,6 @@ def _worlds_in_words(arms: Sequence[ArmRecord]) -> str:
     )
 
 
-def _packages(arm: ArmRecord) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for run in arm.runs:
-        # A run that was continued may have gone on with other versions than it began with.
-        for noted in (run.recorded, *run.events):
-            for name, version in (noted.get("packages") or {}).items():
-                found.setdefault(name, set()).add(str(version))
-        for event in run.events:
-            scorer = event.get("scorer")
-            if isinstance(scorer, dict) and scorer.get("revision"):
-                found.setdefault(f"scorer {scorer.get('name')}", set()).add(str(scorer["revision"]))
-    return found
-
-
 ARM_CHECKS = (inconsistent_arm, repeated_seeds, mixed_worlds)
 ALL_ARMS_CHECKS = (duplicate_runs, identical_arms)
-COMPARISON_CHECKS = (unmatched_arms, seed_sets_differ, too_few_seeds, worlds_differ, code_differs)
+COMPARISON_CHECKS = (unmatched_arms, seed_sets_differ, too_few_seeds, worlds_differ)

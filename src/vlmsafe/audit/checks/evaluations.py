@@ -227,7 +227,7 @@ def missing_evaluation(comparison: Comparison) -> Iterator[Finding | Unchecked]:
 
 
 def evaluations_differ(comparison: Comparison) -> Iterator[Finding]:
-    names = comparison.claim.first, comparison.claim.second
+    names = f"'{comparison.claim.first}'", f"'{comparison.claim.second}'"
     for protocol in _protocols(comparison):
         arms = [_evaluated(arm, protocol) for arm in (comparison.first, comparison.second)]
         if not all(arms):
@@ -251,7 +251,7 @@ def evaluations_differ(comparison: Comparison) -> Iterator[Finding]:
 def _conditions(comparison: Comparison, protocol: str, arms: Sequence[Sequence[RunRecord]]) -> list[str]:
     """What differs in how two arms were evaluated, apart from the checkpoint."""
     lines = []
-    names = comparison.claim.first, comparison.claim.second
+    names = f"'{comparison.claim.first}'", f"'{comparison.claim.second}'"
     counts = [sorted({len(run.evaluations[protocol]) for run in runs}) for runs in arms]
     if counts[0] != counts[1] or len(counts[0]) > 1:
         lines.append(f"episodes per run: {listed(counts[0])} in {names[0]}, {listed(counts[1])} in {names[1]}")

@@ -202,7 +202,7 @@ def passive_policy(env: str, arms: Sequence[ArmRecord], below: float | None) -> 
             if rate < PASSIVE_SHARE and all(row["rate"] < PASSIVE_RUN for row in seeds):
                 continue
             worst = [f"{row['run']} ({row['rate']:.0%})" for row in sorted(seeds, key=lambda row: -row["rate"])[:3]]
-            others = [f"{other} {other_rate:.1%}" for other, other_rate in rates.items() if other != arm.name]
+            others = [f"'{other}' {other_rate:.1%}" for other, other_rate in rates.items() if other != arm.name]
             yield finding(
                 "passive-policy",
                 about_arm(arm, protocol, [run for run in arm.runs if protocol in run.evaluations]),

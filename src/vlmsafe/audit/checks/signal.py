@@ -211,7 +211,8 @@ def read_traces(arm: ArmRecord, resamples: int) -> Iterator[TracedScore | Unchec
 
 def _traced_score(arm: ArmRecord, protocol: str, steps: pl.DataFrame, resamples: int) -> TracedScore:
     if "negative" not in steps.columns:
-        raise InputError("its trace has several scorers")
+        several = any(name.endswith("_negative") for name in steps.columns)
+        raise InputError(f"its trace has {'several scorers' if several else 'no scorer'}")
     require_trace(steps, "audit", "", ("negative",))
     scores, onsets = steps.filter("scored")["negative"].drop_nulls().to_numpy(), _onsets(steps)
     if onsets < FEWEST_ONSETS:

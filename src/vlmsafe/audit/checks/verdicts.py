@@ -145,7 +145,7 @@ def baseline_dependent(comparisons: Sequence[Comparison]) -> Iterator[Finding]:
                 "baseline-dependent",
                 about_arm(own[0].first, source),
                 [
-                    f"against {name}: {WORDS[outcome]} {against(means[name])}, {'higher' if gap > 0 else 'lower'}"
+                    f"against '{name}': {WORDS[outcome]} {against(means[name])}, {'higher' if gap > 0 else 'lower'}"
                     for name, gap in gaps.items()
                 ],
                 {"differences": gaps},
@@ -181,7 +181,7 @@ def replication_noise(comparisons: Sequence[Comparison], arms: Sequence[ArmRecor
                     about_comparison(comparison),
                     [
                         f"{WORDS[claim.outcome]} {against(means)}: a difference of {effect:.4g}",
-                        f"{arm.name} has the settings of {claim.first}, and {np.mean(values):.4g}: {noise:.4g} away",
+                        f"'{arm.name}' has the settings of '{claim.first}' and {np.mean(values):.4g}: {noise:.4g} away",
                     ],
                     {"difference": effect, "between_repetitions": noise, "repetition": arm.name},
                     metric=claim.outcome,

@@ -8,15 +8,18 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.study.run import StudyChoice
+from vlmsafe.cli.study.run import StudyChoice, assumptions
 from vlmsafe.cli.study.tables import cell_table, hours, steps_text
-from vlmsafe.cli.terminal import out
-from vlmsafe.errors import InputError
+from vlmsafe.cli.terminal import err, out
+from vlmsafe.errors import EXIT_BAD_INPUT, InputError
 
 
 @dataclass(frozen=True)
 class PlanCommand(StudyChoice):
-    """Print the runs, steps, estimated hours and memory of a study, before anything starts."""
+    """Print the runs, steps, estimated hours and memory of a study, before anything starts.
+
+    What the runs need is looked up too: prompts, scorers, environments, folders. Exit code 2: something is missing.
+    """
 
     study: tyro.conf.Positional[str] = ""
     """The name of a study in the package, a YAML file, or the folder of a study that was started."""
@@ -29,6 +32,7 @@ class PlanCommand(StudyChoice):
 def plan_verb(command: PlanCommand) -> None:
     from vlmsafe.studies.cost.plan import plan
     from vlmsafe.studies.launch.local import LocalLauncher
+    from vlmsafe.studies.preflight import preflight
 
     if bool(command.study) == command.all:
         raise InputError("name a study, or pass --all for the GPU-hours of all the paper's runs")
@@ -36,21 +40,38 @@ def plan_verb(command: PlanCommand) -> None:
         _print_gpu_plan()
         return
     study, folder = command.load()
+    specs = study.expand(folder)
     launcher = LocalLauncher(cores=command.cores)
-    found = plan(study.expand(folder), folder.parent, launcher.cores, launcher.memory)
+    found = plan(specs, folder.parent, launcher.cores, launcher.memory)
     table = cell_table(
         "environment", "arm", "runs", "done", "steps", "hours/run", "core-h left", "memory", "speed from"
     )
     for row in found.rows:
         table.add_row(
             row.env, row.arm, str(row.runs), str(row.done), steps_text(row.steps), hours(row.run_hours),
-            hours(row.core_hours_left), f"{row.memory / 2**30:.1f} GiB", row.source,
+            _at_least(row.core_hours_left, row.incomplete), f"{row.memory / 2**30:.1f} GiB", row.source,
         )  # fmt: skip
     out.print(table)
     out.print(f"{found.runs} runs, {found.done} of them done; {steps_text(found.steps)} steps of training")
-    out.print(f"left: about {hours(found.core_hours)} core-hours, {hours(found.hours)} hours on {launcher.describe()}")
-    for note in found.notes:
+    if found.done == found.runs:
+        out.print("nothing is left to do")
+    elif found.core_hours is None:
+        out.print(f"left: an unknown number of hours on {launcher.describe()}")
+    else:
+        about = "at least" if found.incomplete else "about"
+        core_hours, on_all = hours(found.core_hours), hours(found.hours)
+        out.print(f"left: {about} {core_hours} core-hours, {on_all} hours on {launcher.describe()}")
+    for note in [*found.notes, *assumptions(specs)]:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
+    problems = preflight(specs)
+    for problem in problems:
+        err.print(f"problem: {problem}", markup=False, soft_wrap=True)
+    if problems:
+        raise SystemExit(EXIT_BAD_INPUT)
+
+
+def _at_least(number: float | None, incomplete: bool) -> str:
+    return f"{hours(number)} or more" if incomplete and number is not None else hours(number)
 
 
 def _print_gpu_plan() -> None:

@@ -104,6 +104,8 @@ class RunCommand(StudyChoice):
     """ray: seconds after which a node that cannot be reached counts as lost; its runs have ended by then."""
     restarts: int = 10
     """How often a run is restarted from its last checkpoint after its node was lost."""
+    accept_changed_code: bool = False
+    """Resume interrupted runs although the source of your own environment or scorer has changed; they record it."""
     share_scorer: bool = False
     """Start one scoring service for all runs, instead of a model in each run; with ray, one on every GPU."""
 
@@ -119,14 +121,19 @@ def run_verb(command: RunCommand) -> None:
     from vlmsafe.io.interrupts import stop_on_signals
     from vlmsafe.studies.cost.plan import Speeds
     from vlmsafe.studies.execute import execute
+    from vlmsafe.studies.preflight import require_ready
 
     study, folder = command.load()
     specs = study.expand(folder)
+    require_ready(specs, elsewhere=command.launcher != "local")
     launcher, gpus = make_launcher(command)
     if command.launcher != "local":
         folder = folder.resolve()  # other machines have other working directories
     speeds = Speeds.of(folder.parent)
     out.print(f"{study.title}: {len(specs)} runs in {folder}, on {launcher.describe()}", markup=False, soft_wrap=True)
+
+    for note in assumptions(specs):
+        out.print(f"note: {note}", markup=False, soft_wrap=True)
 
     def print_event(event: Event) -> None:
         _print_timed(str(event), style="red" if event.what == "failed" else "")
@@ -145,7 +152,7 @@ def run_verb(command: RunCommand) -> None:
                 study, folder, launcher,
                 memory=partial(speeds.memory, shared=command.share_scorer), gpus=gpus, restarts=command.restarts,
                 store=command.store(), service="" if service is None else service.address,
-                stop=stop, on_event=print_event, on_turn=on_turn,
+                accept_changed_code=command.accept_changed_code, stop=stop, on_event=print_event, on_turn=on_turn,
             )  # fmt: skip
     finally:
         if service is not None:
@@ -162,6 +169,11 @@ def run_verb(command: RunCommand) -> None:
         raise SystemExit(EXIT_FAILED)
     out.print(f"finished: {len(result.done)} runs", markup=False)
     out.print(f"report: {command.command('report', folder)}", markup=False, soft_wrap=True)
+
+
+def assumptions(specs: Sequence[RunSpec]) -> list[str]:
+    """What the study does not say about its runs, each once."""
+    return list(dict.fromkeys(note for spec in specs for note in spec.assumptions))
 
 
 def make_launcher(command: RunCommand) -> tuple[Launcher, Callable[[RunSpec], float]]:

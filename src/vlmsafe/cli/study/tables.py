@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vlmsafe.cli.terminal import listing, out
+from vlmsafe.cli.terminal import NARROW, PathText, listing, out
 
 if TYPE_CHECKING:
     from vlmsafe.studies.progress import CellProgress
@@ -77,8 +77,9 @@ def runs_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: 
 
     failed, running, last = failures(folder), running_rows(folder, elsewhere), last_rows(folder)
     table = Table(box=box.SIMPLE_HEAD, title=Text(f"{study.title}, in {folder}"), title_justify="left")
-    for heading in ("run", "now", "step", "epochs", "node", "since", "log"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("epochs", "since"))
+    for heading in ("run", "now", "step", "epochs", "node", "since", *(("log",) if out.width >= NARROW else ())):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("now", "epochs"))
+    table.columns[0].min_width = 20
     for spec in specs:
         seen, row = run_progress(spec), last.get(spec.name, {})
         complete = seen.evaluations == len(spec.evaluations) and seen.traces == len(spec.traces)
@@ -91,10 +92,11 @@ def runs_table(study: Study, specs: Sequence[RunSpec], folder: Path, elsewhere: 
         else:
             now = f"[yellow]{seen.status}[/]" if seen.begun else "waiting"
         log = folder / "logs" / f"{spec.name}.log"
-        table.add_row(
-            Text(spec.name), now, row.get("step", ""), f"{seen.epochs}/{spec.config.epochs}", row.get("node", ""),
-            row.get("time", ""), str(log.relative_to(folder)) if log.exists() else "",
+        cells = (
+            PathText(spec.name), now, row.get("step", ""), f"{seen.epochs}/{spec.config.epochs}", row.get("node", ""),
+            row.get("time", ""), PathText(log.relative_to(folder)) if log.exists() else "",
         )  # fmt: skip
+        table.add_row(*cells[: len(table.columns)])
     return table
 
 
@@ -120,7 +122,13 @@ def steps_text(steps: int) -> str:
 
 
 def hours(number: float | None) -> str:
-    """A number of hours with two or three digits that matter; a question mark if it is not known."""
+    """A number of hours with two or three digits that matter; 'unknown' if it is not known.
+
+    >>> hours(123.4), hours(1.26), hours(0.004), hours(0.0), hours(None)
+    ('123', '1.3', '< 0.01', '0', 'unknown')
+    """
     if number is None:
-        return "?"
+        return "unknown"
+    if number < 0.005:
+        return "< 0.01" if number > 0.0 else "0"
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 1 else f"{number:.2f}"

@@ -60,7 +60,7 @@ def verify_verb(command: StudyVerifyCommand) -> None:
             on_run=print_run, on_steps=on_steps,
         )  # fmt: skip
     if command.json:
-        print(json.dumps(result.to_dict(), indent=2, allow_nan=False))
+        print(json.dumps(result.to_dict(), indent=2, allow_nan=False, ensure_ascii=False))
     else:
         out.print(result.summary, soft_wrap=True)
     raise SystemExit(result.exit_code)

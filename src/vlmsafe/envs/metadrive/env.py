@@ -20,7 +20,7 @@ from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation, Scenarios
 from vlmsafe.envs.metadrive.careful import CarefulDriver
 from vlmsafe.envs.metadrive.internals import difference
 from vlmsafe.envs.metadrive.painter import draw_frame, draw_roads
-from vlmsafe.envs.metadrive.ramps import MendedBlocks
+from vlmsafe.envs.metadrive.ramps import mended_blocks
 from vlmsafe.envs.metadrive.scene import Nearby, SolidLines, facts_of, look_around, solid_lines
 from vlmsafe.envs.metadrive.simulator import OrderedLidar, Simulator, on_the_road
 from vlmsafe.errors import EnvironmentFailure, InputError
@@ -91,7 +91,7 @@ class MetaDrive(Env):
             "log_level": logging.CRITICAL,
         }
         if settings.pop("mended", False):
-            fixed["block_dist_config"] = MendedBlocks
+            fixed["block_dist_config"] = mended_blocks()
         if taken := sorted(fixed.keys() & settings.keys()):
             raise InputError(f"the settings of '{spec.name}' contain {', '.join(taken)}, which the environment sets")
         self._config = {**PAPER, **settings, **fixed}

@@ -49,6 +49,8 @@ class MendedBlocks(PGBlockDistConfig):  # type: ignore[misc]
     }
 
 
-# MetaDrive finds a block's class by name, and has no function that adds one.
-registry._initialize_registry()
-registry._metadrive_class_registry.update({block.__name__: block for block in MENDED.values()})
+def mended_blocks() -> type[MendedBlocks]:
+    """The blocks, known to MetaDrive. It finds a block's class by name, and has no function that adds one."""
+    registry._initialize_registry()
+    registry._metadrive_class_registry.update({block.__name__: block for block in MENDED.values()})
+    return MendedBlocks

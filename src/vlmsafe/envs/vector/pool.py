@@ -29,14 +29,24 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from vlmsafe.envs.api import Env, EnvSpec, Scenarios
+from vlmsafe.envs.bridge.adapter import raised
 from vlmsafe.envs.vector.frames import Reader, Receiver, Sender, Stream
 from vlmsafe.errors import EXIT_FAILED, EnvironmentFailure, VlmsafeError
+from vlmsafe.io.output import outlive_reader
 
 Result = TypeVar("Result", covariant=True)
 R = TypeVar("R")
 
 _POLL_SECONDS = 0.1
 _CONTEXT = multiprocessing.get_context("forkserver")
+WORKER_VARIABLES = {
+    "PYTHONHASHSEED": "0",
+    # One BLAS thread per worker: the policy's products are tiny, and the workers already fill the cores.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+"""Environment variables of processes with environments."""
 
 
 class Task(Protocol[Result]):
@@ -73,10 +83,20 @@ class WorkerCrash:
 class WorkerError(EnvironmentFailure):
     """An exception inside a worker, with its traceback for the log."""
 
-    def __init__(self, message: str, details: str, exit_code: int) -> None:
+    def __init__(self, message: str, details: str, exit_code: int, raised: bool = False) -> None:
+        """`raised` says that the environment's own code raised it, so that its traceback matters to the user."""
         super().__init__(message)
         self.details = details
         self.exit_code = exit_code
+        self.raised = raised
+        self.recorded = False
+
+    def shown_traceback(self) -> str:
+        return self.details if self.raised and not self.recorded else ""
+
+
+class EnvironmentDied(EnvironmentFailure):
+    """The process of an environment in another interpreter ended. It is the death of the worker that uses it."""
 
 
 def _serve(
@@ -89,6 +109,7 @@ def _serve(
     # Ctrl-C reaches the whole process group, a scheduler's SIGTERM may too; the main process decides what they mean.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    outlive_reader()  # an environment may print
     env: Env | None = None
     checked = time.monotonic()
     senders = [Sender(*stream)] if stream else []
@@ -115,6 +136,9 @@ def _serve(
             task: Task[Any] = pickle.loads(message)
             env = env or recipe.make()
             answer: tuple[Any, ...] = ("done", task.run(env, tick, *senders))
+        except EnvironmentDied as error:
+            env = None
+            answer = "died", str(error)
         except (Exception, SystemExit) as error:
             answer = _failure(recipe, error)
         try:
@@ -128,12 +152,13 @@ def _serve(
 
 
 def _failure(recipe: EnvRecipe, error: BaseException) -> tuple[Any, ...]:
-    """The answer instead of a result: message, traceback, exit code."""
+    """The answer instead of a result: the arguments of a `WorkerError`."""
+    if isinstance(error, WorkerError):
+        return "failed", str(error), error.details, error.exit_code, error.raised
     if isinstance(error, VlmsafeError):
         return "failed", str(error), traceback.format_exc(), error.exit_code
-    text = " ".join(str(error).split()) or "no message"
-    message = f"environment '{recipe.spec.name}' raised {type(error).__name__}: {text}"
-    return "failed", message, traceback.format_exc(), EXIT_FAILED
+    message = f"environment '{recipe.spec.name}' raised {raised(error)}"
+    return "failed", message, traceback.format_exc(), EXIT_FAILED, True
 
 
 @dataclass
@@ -209,9 +234,9 @@ class WorkerPool(Generic[R]):
                     if worker.pipe not in ready:
                         continue
                     answer = self._receive(worker)
-                    if answer is None:
+                    if answer is None or answer[0] == "died":
                         restarts += 1
-                        self._restart_or_give_up(worker, restarts)
+                        self._restart_or_give_up(worker, restarts, answer[1] if answer else None)
                         waiting.appendleft(worker.task)
                         continue
                     kind, *rest = answer
@@ -253,9 +278,9 @@ class WorkerPool(Generic[R]):
             return None
         return answer
 
-    def _restart_or_give_up(self, worker: _Worker, restarts: int) -> None:
+    def _restart_or_give_up(self, worker: _Worker, restarts: int, cause: str | None) -> None:
         assert worker.task is not None
-        cause = _describe_exit(worker.process.exitcode)
+        cause = cause or describe_exit(worker.process.exitcode)
         self._busy.remove(worker)
         worker.stop()
         if restarts > self.max_restarts:
@@ -318,28 +343,20 @@ def _stop_all(*groups: list[_Worker]) -> None:
             group.pop().stop()
 
 
-def _describe_exit(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
+    """How a process ended, from its exit code."""
     if code is None or code >= 0:
         return f"exit code {code}"
     known = {number.value: number.name for number in signal.Signals}
     return f"killed by {known.get(-code, f'signal {-code}')}"
 
 
-_SERVER_VARIABLES = {
-    "PYTHONHASHSEED": "0",
-    # One BLAS thread per worker: the policy's products are tiny, and the workers already fill the cores.
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-
-
 @contextmanager
 def _worker_server(module: str) -> Iterator[None]:
     """The environment variables and preloads with which a worker, and if needed the server of workers, is started."""
     _CONTEXT.set_forkserver_preload([__name__, module])
-    before = {name: os.environ.get(name) for name in _SERVER_VARIABLES}
-    os.environ.update(_SERVER_VARIABLES)
+    before = {name: os.environ.get(name) for name in WORKER_VARIABLES}
+    os.environ.update(WORKER_VARIABLES)
     # multiprocessing makes every new process import the main script again. That costs its imports, and trains again in
     # a script without a guard. Workers need nothing from it.
     main = sys.modules["__main__"]

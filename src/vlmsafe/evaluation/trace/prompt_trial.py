@@ -182,8 +182,10 @@ def _rounding(title: str, one: Rescored, traces: Sequence[RecordedTrace], own: T
 def _warnings(traces: Sequence[RecordedTrace], result: Bench, sets: int) -> list[str]:
     notes = []
     if result.onsets < 10:
-        begin = "contact begins" if result.onsets == 1 else "contacts begin"
-        notes.append(f"only {result.onsets} {begin} in these episodes; record more episodes for narrower intervals")
+        onsets = "onset" if result.onsets == 1 else "onsets"
+        notes.append(
+            f"only {result.onsets} {onsets} of contact in these episodes; record more episodes for narrower intervals"
+        )
     elif result.contacts < 10:
         notes.append(f"only {result.contacts} of the frames are of steps in contact; vlmsafe trace --every 1 keeps all")
     if sets > 1 and any(trace.about.get("protocol") == DEFAULT_PROTOCOL for trace in traces):

@@ -31,6 +31,7 @@ from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.drivers import open_run, with_own_directory
 from vlmsafe.runs.run import Run
+from vlmsafe.runs.tables import SOURCE
 from vlmsafe.runs.traces import write_trace
 from vlmsafe.signals.frame_stack import stack_shape
 from vlmsafe.signals.rules import apply_rule
@@ -115,7 +116,7 @@ class TraceTask:
         for episode, step in self.episodes.drive(env, tick):
             for watcher in watchers.values():
                 watcher.after(step.number, step.observation)
-            scored = bool(watchers) and due(step.number, self.every)
+            scored = (bool(watchers) or self.keep) and due(step.number, self.every)
             if self.keep and album is None and scored:  # no scorer has rendered the frame
                 pictures.append(_picture(env.frame()))
             rows.append(
@@ -167,7 +168,8 @@ def trace(
 ) -> pl.DataFrame:
     """One row per step of a run's evaluation episodes, with scores of the state after every k-th step.
 
-    `scorers` are names or loaded scorers, by default the run's own. Names are loaded with `prompts` on `device`, see
+    `scorers` are names or loaded scorers, by default the run's own. A run without a signal has `embedded` if there are
+    prompts for its environment, and otherwise no scores. Names are loaded with `prompts` on `device`, see
     `gated_scorers`. `service` is the address of a scoring service that has the models; empty loads them here. One
     scorer gives the columns `similarity_0`, ..., `positive`, `negative`, `margin`, `kappa`, `gate_scale` and
     `gate_centre`. Several scorers give the same columns, with their label and an underscore in front. Scores are null
@@ -182,6 +184,12 @@ def trace(
     `write` writes the table into the run as `traces/<protocol>.parquet` and replaces an earlier one. The name differs
     if `indicators` differs from the run. `frames` adds pictures of the scored steps. The other arguments are those of
     `evaluate`.
+
+    >>> import vlmsafe
+    >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
+    >>> steps = vlmsafe.trace("runs/first", ["oracle"], episodes=2, every=4)
+    >>> steps.filter("scored").select("episode", "step", "cost", "negative").columns
+    ['episode', 'step', 'cost', 'negative']
     """
     for name, value in (("every", every), ("batch", batch)):
         if value < 1:
@@ -209,6 +217,11 @@ def trace(
         drawn = env_spec(plan.run.config.env, indicators=indicators).indicators
         plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, indicators=drawn))
     gated = _gated(plan, scorers, prompts, device, batch, service)
+    if not gated:
+        on_note(
+            f"no scorer looks at these episodes: the run has no signal, and '{run.config.env}' has no prompts of its "
+            "own; pass --scorer, and --prompts if it needs them"
+        )
     path = (with_own_directory(plan.run) if write else plan.run).trace_path(plan.protocol.name, epoch, indicators)
     if write:
         require_writable(path)
@@ -315,6 +328,7 @@ def _about(plan: Plan, scorers: Mapping[str, GatedScorer], every: int) -> dict[s
     return {
         "env": config.env,
         "env_version": plan.spec.version,
+        **({SOURCE: plan.spec.source} if plan.spec.version is None else {}),
         "method": config.method,
         "seed": config.seed,
         "protocol": plan.protocol.name,

@@ -135,8 +135,8 @@ def _asked(name: ScorerName, scorer: Scorer, prompts: PromptSet) -> tuple[tuple[
     if scorer.groups == prompts.sizes and name.kind.compares != "descriptions":
         return _labels(prompts)
     positive, negative = scorer.groups
-    return (("positive", prompts.positive_description),) * positive + (
-        ("negative", prompts.negative_description),
+    return (("positive", prompts.positive_description or "positive"),) * positive + (
+        ("negative", prompts.negative_description or "negative"),
     ) * negative
 
 

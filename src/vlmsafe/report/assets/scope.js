@@ -332,7 +332,7 @@
       say(`episode ${current().episode}`);
       return;
     }
-    say(direction > 0 ? "no later contact" : "no earlier contact");
+    say(direction > 0 ? "no later onset" : "no earlier onset");
   };
 
   let last = 0, owed = 0;
@@ -409,8 +409,8 @@
 
   for (const [index, episode] of data.episodes.entries()) {
     const cost = episode.cost.reduce((sum, value) => sum + (value || 0), 0);
-    const contacts = episode.contacts.length === 1 ? "1 contact" : `${episode.contacts.length || "no"} contacts`;
-    const parts = [`episode ${episode.episode}`, `scenario ${episode.scenario}`, `${episode.length} steps`, contacts, `cost ${figure(Number(cost.toPrecision(6)))}`];
+    const onsets = episode.contacts.length === 1 ? "1 onset" : `${episode.contacts.length || "no"} onsets`;
+    const parts = [`episode ${episode.episode}`, `scenario ${episode.scenario}`, `${episode.length} steps`, onsets, `cost ${figure(Number(cost.toPrecision(6)))}`];
     byId("episode").append(make("option", { value: index }, parts.join(" · ")));
   }
   for (const [index, scorer] of data.scorers.entries()) byId("scorer").append(make("option", { value: index }, scorer.name));

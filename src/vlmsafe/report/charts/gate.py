@@ -103,8 +103,11 @@ def _contact_frames(dataset: Dataset, entry: Entry) -> Iterator[tuple[str, str, 
     """The scored frames of each arm that has some with and some without contact."""
     envs = dataset.gate_cells(entry)
     for env, cells in envs.items():
-        steps = dataset.traces(env, entry.source)
-        assert steps is not None
+        traces = dataset.traces(env, entry.source)
+        assert traces is not None
+        steps = dataset.with_onsets(traces)
+        if steps is None:
+            continue
         kept = steps.filter("scored", pl.col("arm").is_in(cells["arm"].unique().implode()))
         for (arm,), own in kept.group_by("arm", maintain_order=True):
             if 0 < len(own.filter(pl.col("cost") > 0.0)) < len(own):

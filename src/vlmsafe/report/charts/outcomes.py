@@ -44,9 +44,11 @@ def dots(dataset: Dataset, entry: Entry) -> Chart | Missing:
     if not panels:
         return Missing(entry.kind, "Run by run", "no run has results yet")
     sources = list(dict.fromkeys(dataset.source(env, entry) for env in envs))
-    where = [source if source != "training" else f"training ({window_name(entry.window)})" for source in sources]
+    words = window_name(entry.window, [run for env in envs for arm in dataset.arms(env, entry) for run in arm.runs])
+    where = [source if source != "training" else f"training ({words})" for source in sources]
     caption = (
-        f"From: {', '.join(where)}. A dot is a run; the bar is the mean with its 95 % bootstrap interval over runs."
+        f"From: {', '.join(where)}. A dot is a run; the thick bar is the mean of an arm, with its 95 % bootstrap "
+        f"interval over runs from {LEAST} runs."
     )
     return make_chart(dataset, entry, "Run by run", panels, caption, legend=False)
 

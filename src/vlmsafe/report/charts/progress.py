@@ -8,7 +8,7 @@ import numpy as np
 
 from vlmsafe.analysis.returns import cost_correlations
 from vlmsafe.analysis.tables import floats
-from vlmsafe.report.cells import mean_of
+from vlmsafe.report.cells import mean_of, window_name
 from vlmsafe.report.charts.make import make_chart
 from vlmsafe.report.charts.training import budget_rules
 from vlmsafe.report.dataset import Dataset
@@ -43,8 +43,8 @@ def cost_progress(dataset: Dataset, entry: Entry) -> Chart | Missing:
     if not panels:
         return Missing(entry.kind, "Cost against progress", _NO_EVALUATION)
     caption = (
-        "Small: evaluation episodes, thinned out where an arm has many. Large: means of runs. Low cost at the left is "
-        "little driving."
+        "Small: evaluation episodes, thinned out where an arm has many. Large: means of runs. Low cost at the left "
+        "comes from doing little."
     )
     return make_chart(dataset, entry, "Cost against progress", panels, caption, _EPISODES)
 
@@ -92,7 +92,7 @@ def cost_against(dataset: Dataset, entry: Entry) -> Chart | Missing:
                 panels.append(Panel(title, Axis(against_name(row["against"])), Axis("episode cost", low=0.0), marks))
     if not panels:
         return Missing(entry.kind, "Cost against", _NO_EVALUATION)
-    caption = "Correlations are over episodes. Cost that rises with distance makes little driving look safe."
+    caption = "Correlations are over episodes. Where cost rises with progress, doing little looks safe."
     return make_chart(dataset, entry, "What cost goes along with", panels, caption, _EPISODES)
 
 
@@ -110,7 +110,7 @@ def returns(dataset: Dataset, entry: Entry) -> Chart | Missing:
                 own, logged = row["environment_return_final"], row["logged_return_final"]
                 marks.append(Span(arm.name, place, own, min(own, logged), max(own, logged), "x", names[-1]))
                 marks.append(Dots(arm.name, [logged], [place], [f"{names[-1]}, logged"]))
-                last = f"{names[-1]}, last 10 epochs"
+                last = f"{names[-1]}, {window_name('last-10', arm.runs)}"
                 marks.append(Dots(arm.name, [row["environment_return_last_10"]], [place], [last], faint=True))
         title = f"Return at the final epoch, {env}"
         panels.append(Panel(title, Axis("episode return"), Axis("", tuple(names)), marks))
@@ -118,6 +118,6 @@ def returns(dataset: Dataset, entry: Entry) -> Chart | Missing:
         return Missing(entry.kind, "Returns", "no run has finished an episode")
     caption = (
         "A line leads from the environment's return at the final epoch to the logged return, a dot, which has the "
-        "signal's bonus in it. Small: the environment's return over the last 10 epochs."
+        "signal's bonus in it. Small: the environment's return over the last 10 epochs, or all if there are fewer."
     )
     return make_chart(dataset, entry, "The logged return taken apart", panels, caption, legend=False)

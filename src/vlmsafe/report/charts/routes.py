@@ -18,7 +18,7 @@ EPISODES = 3
 _POINTS = 150
 """Points of a route. A picture of this size shows no more."""
 _NO_ROUTE = "no run has a trace with positions; vlmsafe trace RUN records one"
-_KEYS = (("line", "the way driven"), ("faint-dot", "a step that costs"), ("dot", "the end of the episode"))
+_KEYS = (("line", "the route"), ("faint-dot", "a step that costs"), ("dot", "the end of the episode"))
 
 
 def routes(dataset: Dataset, entry: Entry) -> Chart | Missing:
@@ -40,9 +40,9 @@ def routes(dataset: Dataset, entry: Entry) -> Chart | Missing:
             title = f"Scenario {scenario}" + (f", {env}" if len(envs) > 1 else "")
             panels.append(Panel(title, Axis("metres"), Axis("metres"), list(_ways(own)), equal=True))
     if not panels:
-        return Missing(entry.kind, "Driven routes", _NO_ROUTE)
+        return Missing(entry.kind, "Routes", _NO_ROUTE)
     caption = "Seen from above, on one scale along both axes. The same episodes for every arm, its first run."
-    return make_chart(dataset, entry, "Driven routes", panels, caption, _KEYS)
+    return make_chart(dataset, entry, "Routes", panels, caption, _KEYS)
 
 
 def _ways(traces: Mapping[str, pl.DataFrame]) -> Iterator[Mark]:

@@ -150,7 +150,8 @@ def scores(dataset: Dataset, entry: Entry) -> Chart | Missing:
     for env in envs:
         arms = [arm for arm in dataset.arms(env, entry) if arm.has_signal]
         for column, title in titles.items():
-            marks = list(curve_marks(arms, column))
+            gated = [arm for arm in arms if any(run.config.signal.gate != "off" for run in arm.runs)]
+            marks = list(curve_marks(gated if column == "kappa" else arms, column))
             if marks:
                 where = f", {env}" if len(envs) > 1 else ""
                 panels.append(Panel(f"{title}{where}", _steps(), Axis("score" if column != "kappa" else "κ"), marks))

@@ -53,7 +53,7 @@ def table_json(table: Table) -> str:
 
 def to_json(value: Any) -> str:
     """JSON for programs, which has no word for numbers that are not finite: they become null."""
-    return json.dumps(_finite(value), indent=1, allow_nan=False) + "\n"
+    return json.dumps(_finite(value), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _finite(value: Any) -> Any:

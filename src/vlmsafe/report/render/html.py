@@ -83,12 +83,13 @@ def page(dataset: Dataset, found: Sequence[ComparisonResult], items: Sequence[Re
         command=info.command,
         definition=info.definition,
         commands=commands,
-        versions=json.dumps(surroundings, indent=1),
+        versions=json.dumps(surroundings, indent=1, ensure_ascii=False),
         cell_text=cell_text,
         interval_text=interval_text,
         published_text=published_text,
         kind=_kind,
         breakable=_breakable,
+        in_pieces=_in_pieces,
         swatch=swatch,
         panel_svg=panel_svg,
         group_key=_group_key,
@@ -160,3 +161,8 @@ def _kind(column: Column) -> str:
 def _breakable(heading: str) -> Markup:
     """A heading in which names of settings may be broken after a dot or an underscore."""
     return escape(heading).replace(".", Markup(".<wbr>")).replace("_", Markup("_<wbr>"))
+
+
+def _in_pieces(text: str) -> Markup:
+    """Text whose paths may be broken after slashes."""
+    return escape(text).replace("/", Markup("/<wbr>"))

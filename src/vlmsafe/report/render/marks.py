@@ -101,11 +101,11 @@ def _span(mark: Span, frame: Frame, colour: str, place: int) -> Drawn:
     if mark.along == "x":
         y, a, b, c = frame.y(mark.at), frame.x(mark.low), frame.x(mark.high), frame.x(mark.centre)
         path = f"M{a:.1f} {y:.1f}H{b:.1f}M{a:.1f} {y - 3:.1f}v6M{b:.1f} {y - 3:.1f}v6"
-        centre = (c, y)
+        centre, mean = (c, y), f"M{c:.1f} {y - 6:.1f}v12"
     else:
         x, a, b, c = frame.x(mark.at), frame.y(mark.low), frame.y(mark.high), frame.y(mark.centre)
         path = f"M{x:.1f} {a:.1f}V{b:.1f}M{x - 3:.1f} {a:.1f}h6M{x - 3:.1f} {b:.1f}h6"
-        centre = (x, c)
+        centre, mean = (x, c), f"M{x - 6:.1f} {c:.1f}h12"
     text = (
         f"{value_text(mark.centre)} [{value_text(mark.low)}, {value_text(mark.high)}]"
         if mark.low < mark.high
@@ -114,7 +114,8 @@ def _span(mark: Span, frame: Frame, colour: str, place: int) -> Drawn:
     values = [text, ""] if mark.along == "x" else ["", text]
     points = [[round(centre[0], 1), round(centre[1], 1), *values]]
     drawn = f'<path class="span {colour}" data-g="{place}" d="{path}"/>'
-    drawn += f'<path class="mean {colour}" data-g="{place}" d="{shape(place, *centre, 3.4)}"/>'
+    # A bar across the interval, because a marker would look like one more run.
+    drawn += f'<path class="mean {colour}" data-g="{place}" d="{mean}"/>'
     return drawn, _points(mark.name or mark.group, points)
 
 

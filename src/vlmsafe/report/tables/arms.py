@@ -11,6 +11,7 @@ from vlmsafe.report.cells import (
     INTERVALS,
     Notes,
     arm_cell,
+    budget_cell,
     count,
     env_cell,
     env_column,
@@ -50,7 +51,7 @@ def summary(dataset: Dataset, entry: Entry) -> Table | Missing:
             episodes = sum(len(run.evaluations[protocols[env]]) for run in evaluated)
             cells = [arm_cell(dataset, arm, outcome, protocols[env], "final", notes) for outcome in _EVALUATED]
             extra = [metric_cell(dataset, evaluated, name, protocols[env], notes) for name in metrics]
-            head = [*env_cell(envs, env), text(arm.name), count(len(evaluated)), count(episodes)]
+            head = [*env_cell(envs, env), text(arm.name), count(len(evaluated)), count(episodes), budget_cell(arm)]
             rows.append([*head, *cells, over_budget(arm, protocols[env], "final"), *extra])
     if not rows:
         source = f" '{entry.source}'" if entry.source else ""
@@ -58,7 +59,7 @@ def summary(dataset: Dataset, entry: Entry) -> Table | Missing:
     columns = [
         *env_column(envs),
         ARM,
-        *named("runs", "episodes", digits=0),
+        *named("runs", "episodes", "budget", digits=0),
         *map(outcome_column, _EVALUATED),
         Column("over_budget", "over budget", 0, hint="runs whose mean cost is above the budget"),
         *map(metric_column, metrics),
@@ -82,7 +83,7 @@ def training(dataset: Dataset, entry: Entry) -> Table | Missing:
                     *env_cell(envs, env),
                     text(arm.name),
                     Cell(float(len(arm.runs)), f"{done}/{len(arm.runs)}"),
-                    Cell(arm.first.config.budget),
+                    budget_cell(arm),
                     arm_cell(dataset, arm, "cost", "training", "final", notes),
                     arm_cell(dataset, arm, "cost", "training", last, notes),
                     over_budget(arm, "training", last),
@@ -92,7 +93,7 @@ def training(dataset: Dataset, entry: Entry) -> Table | Missing:
             )
     if not rows:
         return Missing(entry.kind, "Training", "no run has finished an epoch")
-    words = window_name(last)
+    words = window_name(last, [run for env in envs for arm in dataset.arms(env, entry) for run in arm.runs])
     columns = [
         *env_column(envs),
         ARM,
@@ -158,7 +159,7 @@ def per_seed(dataset: Dataset, entry: Entry) -> Table | Missing:
                 rows.append([*env_cell(envs, env), text(arm.name), Cell(float("inf"), "mean"), *cells, *extra])
     if not rows:
         return Missing(entry.kind, "Run by run", "no run has results yet")
-    suffix = {"final": "final epoch", "last-10": "last 10"}
+    suffix = {window: window_name(window, everyone) for window in windows}
     columns = [
         *env_column(envs),
         ARM,

@@ -16,6 +16,7 @@ from vlmsafe.report.cells import (
     Notes,
     arm_cell,
     by_seed,
+    compared_window,
     count,
     env_cell,
     env_column,
@@ -24,7 +25,6 @@ from vlmsafe.report.cells import (
     outcome_column,
     share,
     text,
-    window_name,
 )
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
@@ -72,7 +72,7 @@ def _comparison_cells(one: ComparisonResult) -> list[Cell]:
     says = {-1: "lower", 0: "no significant difference", 1: "higher"}[one.decided]
     if claim.test == "none" or one.verdict is None:
         says = "not tested"
-    source = one.source if one.source != "training" else f"training, {window_name(claim.window)}"
+    source = one.source if one.source != "training" else f"training, {compared_window(one.comparison, claim.window)}"
     lower, shared = one.first_lower
     found = one.finding
     return [
@@ -181,7 +181,9 @@ def _paired(dataset: Dataset, entry: Entry) -> Iterator[tuple[tuple[str, ...], _
     if not entry.source and not entry.outcome:
         for one in results(dataset, dataset.comparisons(entry)):
             claim, scale = one.comparison.claim, one.scale
-            source = one.source if one.source != "training" else f"training, {window_name(claim.window)}"
+            source = (
+                one.source if one.source != "training" else f"training, {compared_window(one.comparison, claim.window)}"
+            )
             sides = [{key: scale * value for key, value in side.items()} for side in (one.first, one.second)]
             yield (one.comparison.env, claim.first, claim.second, one.word, source), sides[0], sides[1]
         return
@@ -195,7 +197,7 @@ def _paired(dataset: Dataset, entry: Entry) -> Iterator[tuple[tuple[str, ...], _
                 {key: scale * value for key, value in values_of(arm, outcome, source, entry.window).items()}
                 for arm in (pair.first, pair.second)
             ]
-            where = source if source != "training" else f"training, {window_name(entry.window)}"
+            where = source if source != "training" else f"training, {compared_window(pair, entry.window)}"
             yield (env, first, second, WORDS[outcome], where), sides[0], sides[1]
 
 

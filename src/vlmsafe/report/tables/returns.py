@@ -1,14 +1,16 @@
-"""The tables of returns: how much of them is bonus, and whether low cost is little driving."""
+"""The tables of returns: how much of them is bonus, and whether low cost comes from doing little."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import polars as pl
 
 from vlmsafe.analysis import returns as analysis
 from vlmsafe.audit.checks.metrics import passive_threshold
-from vlmsafe.report.cells import count, text
+from vlmsafe.comparison.claims import Window
+from vlmsafe.report.cells import count, text, window_name
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table
 from vlmsafe.report.request import Entry
@@ -19,9 +21,10 @@ _PARTS = [
     Column("logged_return_final", "logged, final epoch", 2),
     Column("bonus_final", "of it bonus", 2, hint="what the signal added"),
     Column("environment_return_final", "environment, final epoch", 2),
-    Column("environment_return_last_5", "environment, last 5", 2),
-    Column("environment_return_last_10", "environment, last 10", 2),
+    Column("environment_return_last_5", "environment, last 5 epochs", 2),
+    Column("environment_return_last_10", "environment, last 10 epochs", 2),
 ]
+_WINDOW_COLUMNS: tuple[Window, ...] = ("last-5", "last-10")
 _NO_EVALUATION = "no run has an evaluation; vlmsafe evaluate RUN makes one"
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 
@@ -34,14 +37,22 @@ def returns(dataset: Dataset, entry: Entry) -> Table | Missing:
         rows.append([text(env), text(arm.name), count(len(found) - 1), *cells(means, _PARTS)])
     if not rows or (not entry.asked and not any(row[4].value for row in rows)):
         return _no_return(entry)
-    columns = [ENV, ARM, *named("runs", digits=0), *_PARTS]
+    columns = [ENV, ARM, *named("runs", digits=0), *_parts(dataset, entry)]
     caption = "Means over runs. What the learner maximised is the logged return; the task's is the environment's."
     return Table(entry.kind, entry.title or "The logged return taken apart", columns, rows, caption, entry.label)
 
 
+def _parts(dataset: Dataset, entry: Entry) -> list[Column]:
+    """The columns of a return's parts, with the epochs that the runs really have in their headings."""
+    runs = [run for env in dataset.envs(entry) for arm in dataset.arms(env, entry) for run in arm.runs]
+    means = zip(_PARTS[-len(_WINDOW_COLUMNS) :], _WINDOW_COLUMNS, strict=True)
+    named_after = [replace(column, heading=f"environment, {window_name(window, runs)}") for column, window in means]
+    return [*_PARTS[: -len(_WINDOW_COLUMNS)], *named_after]
+
+
 def returns_runs(dataset: Dataset, entry: Entry) -> Table | Missing:
     """The logged return taken apart, run by run, after each arm's mean."""
-    columns = [*BY_RUN, Column("epochs", "epochs", 0, hint="with a return"), *_PARTS]
+    columns = [*BY_RUN, Column("epochs", "epochs", 0, hint="with a return"), *_parts(dataset, entry)]
     rows: list[list[Cell]] = []
     strong: set[int] = set()
     for env, arm, found in return_tables(dataset, entry):
@@ -98,8 +109,10 @@ def passive(dataset: Dataset, entry: Entry) -> Table | Missing:
             "cost_return", "cost with return", 2, hint="Spearman's correlation over episodes, with environment return"
         ),
     ]
-    caption = "Low cost can be little driving: passive episodes, and Spearman's correlation of cost over episodes."
-    return Table(entry.kind, entry.title or "Is low cost little driving?", columns, rows, caption, entry.label)
+    caption = "Doing little costs little: passive episodes, and Spearman's correlation of cost over episodes."
+    return Table(
+        entry.kind, entry.title or "Does low cost come from doing little?", columns, rows, caption, entry.label
+    )
 
 
 _THRESHOLD = Column(
@@ -169,7 +182,7 @@ def cost_correlations(dataset: Dataset, entry: Entry) -> Table | Missing:
             ]
     if not rows:
         return Missing(entry.kind, "Cost against", _NO_EVALUATION)
-    caption = "Cost that rises with distance makes little driving look safe."
+    caption = "Where cost rises with progress, doing little looks safe."
     return Table(entry.kind, entry.title or "What cost goes along with", columns, rows, caption, entry.label)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.errors import InputError, VlmsafeError
+from vlmsafe.io.source import SourceHash
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -42,6 +43,19 @@ class Scorer(abc.ABC):
 
     Subclass it to use your own model, and name it with `python:<module>:<class>`. `looks_at`, `rules`, `groups` and
     `score` are required.
+
+    >>> import numpy as np, vlmsafe
+    >>> class Brightness(vlmsafe.Scorer):
+    ...     looks_at, rules = "frame", ("decoupled",)
+    ...
+    ...     def __init__(self, prompts):
+    ...         self.groups = (1, 1)
+    ...
+    ...     def score(self, inputs):
+    ...         light = inputs.mean(axis=(1, 2, 3)) / 127.5 - 1.0
+    ...         return np.stack([light, -light], axis=1).astype(np.float32)
+    >>> Brightness(None).score(np.full((1, 8, 8, 3), 255, np.uint8)).tolist()
+    [[1.0, -1.0]]
     """
 
     looks_at: ClassVar[InputKind]
@@ -61,6 +75,8 @@ class Scorer(abc.ABC):
     """Whether it computes full batches only; `begin` may then get parts for several clients at a time."""
     reentrant: bool = False
     """Whether several threads may score at a time; otherwise one thread does all the scoring."""
+    source: SourceHash | None = None
+    """The source of a scorer of the user's, set when it is loaded by name; None for those of this package."""
 
     @abc.abstractmethod
     def score(self, inputs: Inputs) -> Similarities:

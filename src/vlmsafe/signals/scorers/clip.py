@@ -28,7 +28,7 @@ from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.signals.scorers.api import Precision, Similarities
 from vlmsafe.signals.scorers.batches import DualEncoder, Part, Pipeline, alone, together
 from vlmsafe.signals.scorers.device import find_device
-from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, revision_of
+from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, require_weights, revision_of
 from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
 from vlmsafe.signals.scorers.threads import one_if_pinned
 
@@ -216,8 +216,25 @@ class _Checkpoint:
     """Changes when the files change."""
 
 
-def _read(source: str, model: str, local: bool) -> _Checkpoint:
-    """Read a checkpoint; `Unreadable` if something is missing, InputError for an unsupported kind of model."""
+def look_up(model: str, prompts: PromptSet) -> None:
+    """Check that a model can be had and reads the prompts, without loading its weights."""
+
+    def read(source: str, local: bool) -> tuple[str, Any, int]:
+        kind, tokenizer = _read_tokenizer(source, model, local)
+        if local:
+            with in_one_line("weights"):
+                require_weights(source)
+        with in_one_line("configuration"):
+            config: Any = _models.AutoConfig.from_pretrained(source, local_files_only=local)
+        return kind, tokenizer, config.text_config.max_position_embeddings
+
+    with quiet():
+        kind, tokenizer, longest = find(model, read, "clip")
+    _texts(prompts.texts, kind, tokenizer, longest, model)
+
+
+def _read_tokenizer(source: str, model: str, local: bool) -> tuple[str, Any]:
+    """The kind of a model and its tokenizer."""
     with in_one_line("configuration"):
         config = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)[0]
     if (kind := config.get("model_type")) not in _KINDS:
@@ -237,6 +254,12 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
         # A tokenizer loads without its vocabulary too, and then treats every word as unknown.
         if not any(all(find_file(source, name) for name in names) for names in _VOCABULARIES):
             raise FileNotFoundError("there is no vocabulary")
+    return kind, tokenizer
+
+
+def _read(source: str, model: str, local: bool) -> _Checkpoint:
+    """Read a checkpoint; `Unreadable` if something is missing, InputError for an unsupported kind of model."""
+    kind, tokenizer = _read_tokenizer(source, model, local)
     stamp = _stamp(source)
     with in_one_line("weights"):
         network, report = _models.AutoModel.from_pretrained(
@@ -281,13 +304,7 @@ def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Ten
     network, tokenizer = checkpoint.model.eval(), checkpoint.tokenizer
     longest: int = network.config.text_config.max_position_embeddings
     siglip = checkpoint.kind == "siglip"
-    # SigLIP was trained on lower case. The tokenizer of SigLIP 2 does not convert to it.
-    texts = [prompt.lower() if siglip else prompt for prompt in prompts]
-    for prompt, text in zip(prompts, texts, strict=True):
-        if (count := len(tokenizer(text)["input_ids"])) > longest:  # cutting it off would change its meaning
-            raise InputError(
-                f"the prompt '{prompt}' has {count} tokens, and the model '{model}' reads at most {longest}; shorten it"
-            )
+    texts = _texts(prompts, checkpoint.kind, tokenizer, longest, model)
     with torch.inference_mode(), one_if_pinned():
         if siglip:  # it was trained on texts padded to the full length, with attention to the padding
             tokens = tokenizer(
@@ -300,6 +317,18 @@ def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Ten
                 network.text_model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
             )
     return embeddings
+
+
+def _texts(prompts: tuple[str, ...], kind: str, tokenizer: Any, longest: int, model: str) -> list[str]:
+    """The prompts as a model reads them; an InputError for one that is too long for it."""
+    # SigLIP was trained on lower case. The tokenizer of SigLIP 2 does not convert to it.
+    texts = [prompt.lower() if kind == "siglip" else prompt for prompt in prompts]
+    for prompt, text in zip(prompts, texts, strict=True):
+        if (count := len(tokenizer(text)["input_ids"])) > longest:  # cutting it off would change its meaning
+            raise InputError(
+                f"the prompt '{prompt}' has {count} tokens, and the model '{model}' reads at most {longest}; shorten it"
+            )
+    return texts
 
 
 def _pair(size: Any) -> Size:

@@ -87,6 +87,13 @@ def find_file(source: str, name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
+def require_weights(source: str) -> None:
+    """Raise FileNotFoundError if a folder or the cache holds no weights of a checkpoint; nothing is read."""
+    names = (f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json"))
+    if not any(find_file(source, name) for name in names):
+        raise FileNotFoundError("there are none")
+
+
 def revision_of(source: str) -> str | None:
     """The commit of a checkpoint in the cache, where it is the name of the folder; None for other folders."""
     config = find_file(source, "config.json")

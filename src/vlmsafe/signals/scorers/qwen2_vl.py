@@ -27,7 +27,7 @@ import transformers
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Precision, Scorer, Similarities, check_frames
 from vlmsafe.signals.scorers.device import find_device
-from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, revision_of
+from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, require_weights, revision_of
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -103,6 +103,7 @@ class Qwen2VLScorer(Scorer):
         self._ask(prompts)
 
     def _ask(self, prompts: PromptSet) -> None:
+        prompts.require_descriptions("qwen2-vl")
         descriptions = (prompts.positive_description, prompts.negative_description)
         self._questions = [QUESTION.format(description=description) for description in descriptions]
         texts = [_tokens(self._tokenizer, CHAT.format(question=question)) for question in self._questions]
@@ -243,14 +244,32 @@ def _single_tokens(tokenizer: Any, variants: Sequence[str], name: str) -> dict[s
     return found
 
 
-def _read(source: str, name: str, dtype: torch.dtype, local: bool) -> Checkpoint:
-    """Read model, tokenizer and image processor. The combined processor would need torchvision for videos."""
+def look_up(model: str, prompts: PromptSet) -> None:
+    """Check that a model can be had and has something to ask, without loading its weights."""
+    prompts.require_descriptions("qwen2-vl")
+
+    def read(source: str, local: bool) -> None:
+        _check_kind(source, model, local)
+        if local:
+            with in_one_line("weights"):
+                require_weights(source)
+
+    with quiet():
+        find(model, read, "qwen2-vl")
+
+
+def _check_kind(source: str, name: str, local: bool) -> None:
     with in_one_line("configuration"):
         config, _ = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)
         if (kind := config.get("model_type")) is None:
             raise FileNotFoundError("it is missing, or names no kind of model")
     if kind not in KINDS:
         raise InputError(f"{name} is a model of kind '{kind}'; the scorer 'qwen2-vl' needs one of {', '.join(KINDS)}")
+
+
+def _read(source: str, name: str, dtype: torch.dtype, local: bool) -> Checkpoint:
+    """Read model, tokenizer and image processor. The combined processor would need torchvision for videos."""
+    _check_kind(source, name, local)
     with in_one_line("weights"):
         model, report = _models.AutoModelForImageTextToText.from_pretrained(
             source, dtype=dtype, local_files_only=local, output_loading_info=True

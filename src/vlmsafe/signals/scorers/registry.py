@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
+from vlmsafe.io.source import SourceHash, hash_source, unseen_modules
 from vlmsafe.signals.scorers.api import ALL_RULES, COSINE_RULES, YES_NO_RULES, InputKind, Precision, Rule, Scorer
 
 if TYPE_CHECKING:  # settings are read without prompts, which need YAML
@@ -59,6 +61,9 @@ class ScorerKind:
     """What stands before the colon."""
     load: Callable[[Loading], Scorer]
     """Imports the scorer's module and makes the scorer."""
+    look_up: Callable[[Loading], type[Scorer] | None] | None = None
+    """Checks that a scorer can be had without loading its weights; returns its class where that is known. None where
+    loading it is as quick."""
     argument: str | None = None
     """What follows the colon, for messages; None where nothing may follow."""
     default: str | None = None
@@ -181,15 +186,47 @@ def _oracle(loading: Loading) -> Scorer:
     return OracleScorer()
 
 
+def _look_up_clip(loading: Loading) -> None:
+    from vlmsafe.signals.scorers.clip import look_up
+
+    look_up(loading.argument, loading.prompts)
+
+
+def _look_up_qwen2_vl(loading: Loading) -> None:
+    from vlmsafe.signals.scorers.qwen2_vl import look_up
+
+    look_up(loading.argument, loading.prompts)
+
+
+def _look_up_python(loading: Loading) -> type[Scorer] | None:
+    maker = _maker(loading.argument)
+    return maker if isinstance(maker, type) and issubclass(maker, Scorer) else None
+
+
+def _maker(argument: str) -> Callable[[PromptSet], Any]:
+    """The user's callable that makes a scorer."""
+    module, _, name = argument.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except (ImportError, ValueError) as error:
+        raise InputError(
+            f"cannot import the scorer 'python:{argument}': {error}; put the folder of its module on PYTHONPATH, or "
+            "install it"
+        ) from None
+    except Exception as error:  # the user's module may raise anything
+        raise InputError(f"cannot import the scorer 'python:{argument}': {type(error).__name__}: {error}") from error
+    if (maker := getattr(found, name, None)) is None:
+        own = [one for one, value in vars(found).items() if isinstance(value, type) and issubclass(value, Scorer)]
+        unknown = unknown_name(f"scorer of {module}", name, own)
+        raise InputError(f"cannot import the scorer 'python:{argument}': {unknown}")
+    if not callable(maker):
+        raise InputError(f"'python:{argument}' is a {type(maker).__name__}; expected a class or a function")
+    return maker
+
+
 def _python(loading: Loading) -> Scorer:
     text = f"python:{loading.argument}"
-    module, _, name = loading.argument.partition(":")
-    try:
-        maker = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"cannot import the scorer '{text}': {error}; put the folder of its module on PYTHONPATH, or install it"
-        ) from None
+    maker = _maker(loading.argument)
     try:
         scorer = maker(loading.prompts)
     except VlmsafeError:
@@ -198,7 +235,36 @@ def _python(loading: Loading) -> Scorer:
         raise InputError(f"'{text}' raised {type(error).__name__}: {error}") from error
     if not isinstance(scorer, Scorer):
         raise InputError(f"'{text}' gave a {type(scorer).__name__}; expected a vlmsafe.Scorer")
+    scorer.source = _loaded_source(loading.argument.partition(":")[0], scorer)
     return scorer
+
+
+_LOADED: dict[str, tuple[Any, SourceHash]] = {}
+"""The user's modules that this process loaded scorers from: the import, which a reload replaces, and the source."""
+
+
+def _loaded_source(module: str, scorer: Scorer) -> SourceHash:
+    """The source that a scorer was loaded from. Python imports a module once, so a later change is not loaded."""
+    now, imported = hash_source([module], revision=True), sys.modules[module].__spec__
+    if module not in _LOADED or _LOADED[module][0] is not imported:
+        _LOADED[module] = imported, now
+    then = _LOADED[module][1]
+    if changes := then.changes(now):
+        raise InputError(
+            f"the source of 'python:{module}' was changed after this process had loaded it ({changes}); start Python, "
+            "or the scoring service, again"
+        )
+    unseen = unseen_modules((kind.__module__ for kind in type(scorer).__mro__), now)
+    return (
+        replace(now, unknown=f"it is made of {', '.join(unseen)}, which '{module}' does not import") if unseen else now
+    )
+
+
+def scorer_source(scorer: str) -> SourceHash | None:
+    """The present source of a scorer of the user's, see `vlmsafe.io.source`; None for those of this package."""
+    if not kind_of(scorer).user_code:
+        return None
+    return hash_source([parse_scorer(scorer).argument.partition(":")[0]])
 
 
 KINDS = {
@@ -220,6 +286,7 @@ KINDS = {
         ScorerKind(
             "clip",
             _clip,
+            look_up=_look_up_clip,
             argument="<model id or folder>",
             default="openai/clip-vit-base-patch32",
             path="folder",
@@ -241,6 +308,7 @@ KINDS = {
         ScorerKind(
             "qwen2-vl",
             _qwen2_vl,
+            look_up=_look_up_qwen2_vl,
             argument="<model id or folder>",
             default="Qwen/Qwen2-VL-7B-Instruct",
             path="folder",
@@ -259,7 +327,15 @@ KINDS = {
         ScorerKind("constant", _constant, argument="<value>", looks_at="nothing", rules=ALL_RULES),
         ScorerKind("noise", _noise, looks_at="noise", rules=ALL_RULES),
         ScorerKind("oracle", _oracle, looks_at="hazard", rules=ALL_RULES),
-        ScorerKind("python", _python, argument="<module>:<name>", compares="unknown", shared=True, user_code=True),
+        ScorerKind(
+            "python",
+            _python,
+            look_up=_look_up_python,
+            argument="<module>:<name>",
+            compares="unknown",
+            shared=True,
+            user_code=True,
+        ),
     )
 }
 """All kinds, by name."""
@@ -319,16 +395,11 @@ def make_scorer(
     `precision` and `batch` are by default the kind's own. With the address of a scoring service, a scorer of frames
     asks that service; other scorers stay in this process. The service is waited for until `give_up` returns True.
     """
-    from vlmsafe.signals.prompts import PromptSet
-
     name = parse_scorer(name) if isinstance(name, str) else name
     kind = name.kind
     precision = kind.precision if precision is None else precision
     batch = kind.batch if batch is None else batch
-    if prompts is None:
-        if kind.needs_prompts:
-            raise InputError(f"the scorer '{name}' compares frames with prompts; pass a prompt set's name or a file")
-        prompts = PromptSet(("positive",), ("negative",))  # one column per group, for scorers without text
+    prompts = _some_prompts(name, prompts)
     if compile and kind.needs_prompts and not kind.compiles:
         able = " and ".join(f"'{one.name}'" for one in KINDS.values() if one.compiles)
         raise InputError(f"compile is for the scorer {able}; drop it for '{kind.name}'")
@@ -340,3 +411,30 @@ def make_scorer(
             spec = ModelSpec(str(name.absolute), device, precision, compile, batch)
             return connect(service, spec, prompts, service_wait, give_up)
     return kind.load(Loading(name.argument, prompts, device, precision, compile, batch, observation, seed))
+
+
+def look_up_scorer(name: str, prompts: PromptSet | None) -> tuple[InputKind | None, tuple[Rule, ...] | None]:
+    """Check that a scorer can be had, without loading a large model.
+
+    Returns what it looks at and its rules; None where only the loaded scorer can say.
+    """
+    named = parse_scorer(name)
+    kind = named.kind
+    chosen = _some_prompts(named, prompts)
+    loading = Loading(named.argument, chosen, "cpu", kind.precision, False, kind.batch, observation=1, seed=(0,))
+    if kind.look_up is None:
+        kind.load(loading).close()
+        return kind.looks_at, kind.rules
+    found = kind.look_up(loading)
+    if found is None:
+        return kind.looks_at, kind.rules
+    return getattr(found, "looks_at", None), getattr(found, "rules", None)  # some set them when they are made
+
+
+def _some_prompts(name: ScorerName, prompts: PromptSet | None) -> PromptSet:
+    from vlmsafe.signals.prompts import PromptSet
+
+    if prompts is None and name.kind.needs_prompts:
+        raise InputError(f"the scorer '{name}' compares frames with prompts; pass a prompt set's name or a file")
+    # One column per group, for scorers without text.
+    return PromptSet(("positive",), ("negative",)) if prompts is None else prompts

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.io.source import SourceHash
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import (
     SAME_MODEL,
@@ -78,7 +79,7 @@ def describe_scorer(scorer: Scorer) -> dict[str, Any]:
         "calibrated": scorer.calibrated,
         "frames": scorer.frames,
         "groups": list(scorer.groups),
-        "description": scorer.describe(),
+        "description": scorer.describe() | ({"source": scorer.source.to_dict()} if scorer.source is not None else {}),
     }
 
 
@@ -135,7 +136,8 @@ class ServiceScorer(Scorer):
         return finish
 
     def describe(self) -> dict[str, Any]:
-        return {**self._about["description"], "service": str(self._connection.address)}
+        own = {name: value for name, value in self._about["description"].items() if name != "source"}
+        return {**own, "service": str(self._connection.address)}
 
     def notes(self, env: str | None = None) -> list[str]:
         def ask(channel: Channel) -> list[str]:
@@ -236,6 +238,8 @@ class ServiceScorer(Scorer):
         self.rules, self.bounds = tuple(about["rules"]), (about["bounds"][0], about["bounds"][1])
         self.calibrated, self.frames = about["calibrated"], about["frames"]
         self.groups = (about["groups"][0], about["groups"][1])
+        source = about["description"].get("source")
+        self.source = SourceHash.from_dict(source) if isinstance(source, dict) else None
         channel.body_limit = max(channel.body_limit, 64 + 4 * sum(self.groups) * self._spec.batch)
         if self._slots is not None:
             slots = self._slots
@@ -306,6 +310,7 @@ def _own_threads() -> int:
 
 
 def _identity(about: dict[str, Any]) -> dict[str, Any]:
-    """What must not change when a service comes back: the model, but not its device."""
-    model = {name: value for name, value in about["description"].items() if name != "device"}
+    """What must not change when a service comes back: the model and its source, but not its device or revision."""
+    model = {name: value for name, value in about["description"].items() if name not in ("device", "source")}
+    model |= {"source": (about["description"].get("source") or {}).get("digest")}
     return {**{name: value for name, value in about.items() if name != "description"}, **model}

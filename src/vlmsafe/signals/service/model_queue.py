@@ -98,6 +98,8 @@ class Model:
                 one = next(iter(self._scorers.values()))
                 with computing_with(reading.threads):
                     shared = one.with_prompts(reading.prompts) if reading.prompts is not None else None
+                if shared is not None:
+                    shared.source = one.source
                 self._scorers[reading] = shared if shared is not None else self._load(reading)
             return self._scorers[reading]
 

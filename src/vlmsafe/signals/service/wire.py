@@ -201,11 +201,11 @@ def read_open(body: bytearray) -> tuple[ModelSpec, PromptSet | None, int]:
 
 
 def _prompts(content: dict[str, Any]) -> PromptSet:
-    descriptions = content.get("descriptions")
+    descriptions = content.get("descriptions", {})
     texts = [content.get("positive"), content.get("negative")]
-    if set(content) != {"positive", "negative", "descriptions"} or not isinstance(descriptions, dict):
+    if set(content) - {"descriptions"} != {"positive", "negative"} or not isinstance(descriptions, dict):
         raise Malformed("prompts have the keys positive, negative and descriptions")
-    if set(descriptions) != {"positive", "negative"}:
+    if not set(descriptions) <= {"positive", "negative"}:
         raise Malformed("descriptions have the keys positive and negative")
     for group in (*texts, list(descriptions.values())):
         if not isinstance(group, list) or not all(isinstance(text, str) for text in group):
@@ -213,8 +213,8 @@ def _prompts(content: dict[str, Any]) -> PromptSet:
     return PromptSet(
         tuple(content["positive"]),
         tuple(content["negative"]),
-        positive_description=descriptions["positive"],
-        negative_description=descriptions["negative"],
+        positive_description=descriptions.get("positive", ""),
+        negative_description=descriptions.get("negative", ""),
     )
 
 

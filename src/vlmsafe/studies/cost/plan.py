@@ -18,8 +18,9 @@ from pathlib import Path
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import VlmsafeError
+from vlmsafe.evaluation.gated_scorers import default_scorers
 from vlmsafe.runs.run import Run
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, kind_of, parse_scorer
+from vlmsafe.signals.scorers.registry import NO_SCORER, kind_of, parse_scorer
 from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.scorer.shared import shares
 from vlmsafe.studies.study import EpisodeRequest, RunSpec, cells
@@ -88,9 +89,11 @@ class Speeds:
     def episodes(self, spec: RunSpec, request: EpisodeRequest, *, trace: bool) -> float | None:
         """Seconds of one core for an evaluation or a trace of a run, with episodes of full length."""
         step = self._env(spec.env, "step")
-        scorers = list(request.scorers) or [spec.config.signal.scorer]
-        scorers = [DEFAULT_SCORER if name == NO_SCORER else name for name in scorers] if trace else []
+        scorers = (list(request.scorers) or default_scorers(spec.config, request.prompts)) if trace else []
         scored = self._scoring(spec.env, scorers, request.every)
+        if step is None and (measured := self._runs.get(_key(spec.config))) is not None:
+            # A step of training also learns, so this is rather too long. It contains the run's own scorer.
+            step, scored = measured, 0.0 if scorers in ([], [spec.config.signal.scorer]) else scored
         if step is None or scored is None:
             return None
         length = env_spec(spec.env).horizon or _HORIZON
@@ -172,6 +175,9 @@ class PlanRow:
     run_hours: float | None
     """Hours of one run with its workers in parallel; None if nothing like it was measured."""
     core_hours_left: float | None
+    """Of all that is left, as far as it was measured; None if none of it was."""
+    incomplete: bool
+    """Whether a part of what is left was not measured."""
     memory: int
     source: str
 
@@ -198,13 +204,19 @@ class StudyPlan:
         return sum(row.steps for row in self.rows)
 
     @property
-    def core_hours(self) -> float:
-        return sum(row.core_hours_left or 0.0 for row in self.rows)
+    def incomplete(self) -> bool:
+        return any(row.incomplete for row in self.rows)
 
     @property
-    def hours(self) -> float:
+    def core_hours(self) -> float | None:
+        """Of all that is left, as far as it was measured; None if none of it was."""
+        known = [row.core_hours_left for row in self.rows if row.core_hours_left is not None]
+        return None if self.incomplete and not sum(known) else sum(known)
+
+    @property
+    def hours(self) -> float | None:
         """Hours until the end, with as many runs at a time as there is room for."""
-        return self.core_hours / max(1, min(self.cores, self.at_a_time))
+        return None if self.core_hours is None else self.core_hours / max(1, min(self.cores, self.at_a_time))
 
     @property
     def notes(self) -> list[str]:
@@ -214,7 +226,7 @@ class StudyPlan:
             found.append("'runs': speeds of runs of the same kind in this folder")
         if _FROM_TABLE in sources:
             found.append(f"'table': {measured_on()}")
-        if _UNKNOWN in sources:
+        if self.incomplete:
             found.append("the hours leave out what was not measured; a run of a few epochs measures it")
         return found
 
@@ -229,23 +241,29 @@ def plan(specs: Sequence[RunSpec], root: Path, cores: int, memory: int, speeds: 
 
 
 def _row(own: Sequence[RunSpec], speeds: Speeds) -> PlanRow:
-    """The row of a cell; its runs cost the same, so the first one is estimated."""
+    """The row of a cell. Its runs train alike, but a trace may be wanted for some seeds only."""
     first = own[0]
     training, source = speeds.training(first.config)
-    evaluations = [speeds.episodes(first, request, trace=False) for request in first.evaluations]
-    episodes = evaluations + [speeds.episodes(first, request, trace=True) for request in first.traces]
-    done, left = 0, 0.0
+    done, known = 0, []
+    incomplete = False
     for spec in own:
         seen = run_progress(spec)
-        missing = max(0, spec.config.epochs - seen.epochs) / spec.config.epochs
-        extra = len(episodes) - seen.evaluations - seen.traces
-        done += not missing and not extra
-        share = extra / len(episodes) if episodes else 0.0
-        left += missing * (training or 0.0) + share * sum(seconds or 0.0 for seconds in episodes)
-    whole = None if training is None else training + sum(seconds or 0.0 for seconds in episodes)
+        left = [(training, max(0, spec.config.epochs - seen.epochs) / spec.config.epochs)]
+        for requests, there, trace in ((spec.evaluations, seen.evaluations, False), (spec.traces, seen.traces, True)):
+            missing = (len(requests) - there) / max(1, len(requests))
+            left += [(speeds.episodes(spec, request, trace=trace), missing) for request in requests]
+        wanted = [(seconds, share) for seconds, share in left if share]
+        done += not wanted
+        known += [seconds * share for seconds, share in wanted if seconds is not None]
+        incomplete |= any(seconds is None for seconds, _ in wanted)
+    whole = None
+    if training is not None:
+        episodes = [speeds.episodes(first, request, trace=False) for request in first.evaluations]
+        episodes += [speeds.episodes(first, request, trace=True) for request in first.traces]
+        whole = training + sum(seconds or 0.0 for seconds in episodes)
     return PlanRow(
         first.env, first.arm, len(own), done, sum(spec.config.total_steps for spec in own),
         run_hours=None if whole is None else whole / 3600.0 / first.config.num_envs,
-        core_hours_left=None if whole is None else left / 3600.0,
-        memory=speeds.memory(first), source=source,
+        core_hours_left=None if incomplete and not known else sum(known) / 3600.0,
+        incomplete=incomplete, memory=speeds.memory(first), source=source,
     )  # fmt: skip

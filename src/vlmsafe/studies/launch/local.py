@@ -13,6 +13,7 @@ from typing import IO
 from vlmsafe.errors import InputError
 from vlmsafe.io.child import ask_when_parent_dies
 from vlmsafe.io.disk import disk_errors, make_directory
+from vlmsafe.io.memory import free_memory
 from vlmsafe.studies.launch.api import Command, Handle, Launcher
 
 _SHARE_OF_MEMORY = 0.9  # the rest is for other programs on the machine
@@ -110,22 +111,3 @@ def stop_process(process: subprocess.Popen[bytes], now: bool) -> None:
 def usable_cores() -> int:
     """The number of cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def free_memory() -> int:
-    """Bytes that can be allocated without swapping, within the limits of the kernel and of a container."""
-    found = []
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    except OSError:  # not Linux
-        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ):
-        try:
-            found.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):  # no container, or no limit ('max')
-            continue
-    return max(1, min(found))
