@@ -17,7 +17,7 @@ from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer, check_scorer
 from vlmsafe.signals.scorers.registry import KINDS, kind_of, make_scorer, parse_scorer
 
-PROMPTS = PromptSet(("a clear road ahead",), ("the car leaves the road",))
+PROMPTS = PromptSet(("a clear road ahead",), ("the car leaves the road",), "safe driving", "danger")
 ARGUMENTS = {"constant": "0.5", "python": "frame_scorer:FrameScorer"}
 
 
