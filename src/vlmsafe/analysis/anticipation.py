@@ -5,8 +5,10 @@ the episode ends earlier without a contact, the step is negative. Steps in conta
 that only sees what already happens would otherwise seem to warn. Steps between two contacts are classified.
 
 A signal is tested raw and standardised within its episode. Standardising removes differences between episodes, which
-cannot warn of anything within one. The step index is tested as a control: contacts come late in many episodes, so that
-any signal that drifts with time looks like a warning there.
+cannot warn of anything within one. It uses the classified steps only. The form "as published" uses all steps and drops
+those in contact afterwards, as the paper did: a signal that is high in contact then looks low on the steps before it,
+because the episodes with contacts, which have all positive steps, are shifted down and shrunk. The step index is tested
+as a control: contacts come late in many episodes, so that any signal that drifts with time looks like a warning there.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from vlmsafe.analysis.auc import AUC_SCHEMA, RESAMPLES, Float64, Int64, Mask, dr
 from vlmsafe.errors import InputError
 
 HORIZONS = (1, 3, 5, 10, 20, 40)
+RAW, STANDARDISED, PUBLISHED = FORMS = ("raw", "standardised", "as published")
+"""A signal as it is; standardised over the classified steps of its episode; standardised over all steps of it."""
 CONTROL = "step"
 """Name of the step-index control among the signals."""
 
@@ -49,7 +53,7 @@ def anticipation(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> pl.DataFrame:
-    """One row per signal, form (`raw`, `standardised`) and horizon. The step-index control is one of the signals.
+    """One row per signal, form (`FORMS`) and horizon. The step-index control is one of the signals.
 
     Arrays have one entry per step, in the order of time, with each episode in one piece. `contact` is cost > 0.
     `scored` marks the steps that have a signal, by default all. Only these are classified and used to standardise;
@@ -70,9 +74,14 @@ def anticipation(
     own, near = numbers[known], ahead[known][classified]
     rows = []
     for name, values in _with_control(signals, numbers, known).items():
-        for form, shown in (("raw", values), ("standardised", standardise(values, own))):
+        shown = {
+            RAW: values[classified],
+            STANDARDISED: standardise(values[classified], own[classified]),
+            PUBLISHED: standardise(values, own)[classified],
+        }
+        for form in FORMS:
             for horizon in horizons:
-                result = pooled(shown[classified], near <= horizon, own[classified], drawn)
+                result = pooled(shown[form], near <= horizon, own[classified], drawn)
                 rows.append(
                     {"signal": name, "form": form, "horizon": horizon, **asdict(result), "resamples": resamples}
                 )
@@ -96,7 +105,7 @@ def verdict(table: pl.DataFrame, signal: str = "negative") -> Verdict:
     """
     rows = {
         (row["signal"], row["horizon"]): row
-        for row in table.filter(pl.col("form") == "standardised").iter_rows(named=True)
+        for row in table.filter(pl.col("form") == STANDARDISED).iter_rows(named=True)
     }
     tested = [horizon for horizon in _CRITERION_HORIZONS if (signal, horizon) in rows and (CONTROL, horizon) in rows]
     if not tested:
@@ -126,6 +135,8 @@ def steps_to_contact(contact: Mask, episodes: Int64) -> Int64:
 
 def standardise(values: Float64, episodes: Int64) -> Float64:
     """Subtract the episode's mean, divide by its population deviation. A constant episode becomes zero."""
+    if not len(values):
+        return values
     counts = np.maximum(np.bincount(episodes), 1)
     centred = values - (np.bincount(episodes, weights=values) / counts)[episodes]
     deviation = np.sqrt(np.bincount(episodes, weights=centred**2) / counts)

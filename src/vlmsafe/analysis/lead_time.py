@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from vlmsafe.analysis.anticipation import CONTROL, HORIZONS, anticipation, passes
+from vlmsafe.analysis.anticipation import CONTROL, FORMS, HORIZONS, PUBLISHED, RAW, anticipation, passes
 from vlmsafe.analysis.anticipation import SCHEMA as ANTICIPATION_SCHEMA
 from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask
 from vlmsafe.analysis.tables import episode_numbers, floats, require_columns, require_trace, scorer_column
@@ -89,7 +89,7 @@ def verdicts(table: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class AucCount:
-    """Counts of AUCs over all signals, forms and horizons, without the control."""
+    """Counts of AUCs over all signals and horizons, raw and as published, without the control."""
 
     total: int
     """AUCs that are defined: there is a positive and a negative step."""
@@ -115,8 +115,9 @@ def count_aucs(table: pl.DataFrame) -> LeadTimeCounts:
     """Count the rows of `lead_time` as the paper does: AUCs above one half, and reversed ones above the control."""
     require_columns(table, SCHEMA, _WHAT, "expected what `lead_time` returns")
     keys = ["arm", "run", "form", "horizon"]
-    control = table.filter(signal=CONTROL).select(*keys, control="auc")
-    signals = table.filter(pl.col("signal") != CONTROL).join(control, on=keys, how="left", nulls_equal=True)
+    counted = table.filter(pl.col("form").is_in((RAW, PUBLISHED)))
+    control = counted.filter(signal=CONTROL).select(*keys, control="auc")
+    signals = counted.filter(pl.col("signal") != CONTROL).join(control, on=keys, how="left", nulls_equal=True)
     alone = pl.col("run").is_null()
     return LeadTimeCounts(_count(signals.filter(alone)), _count(signals.filter(~alone)))
 
@@ -136,12 +137,15 @@ def _count(rows: pl.DataFrame) -> AucCount:
 
 
 def auc_ranges(table: pl.DataFrame) -> pl.DataFrame:
-    """The paper's table: lowest and highest pooled AUC of each signal over arms and horizons, raw and standardised."""
+    """Lowest and highest pooled AUC of each signal over arms and horizons, in each form.
+
+    The paper's table has two of them, raw and as published.
+    """
     require_columns(table, SCHEMA, _WHAT, "expected what `lead_time` returns")
     pooled = table.filter(pl.col("run").is_null())
     ends = [
-        getattr(pl.col("auc").filter(pl.col("form") == form), end)().alias(f"{form}_{name}")
-        for form in ("raw", "standardised")
+        getattr(pl.col("auc").filter(pl.col("form") == form), end)().alias(f"{form.replace(' ', '_')}_{name}")
+        for form in FORMS
         for end, name in (("min", "low"), ("max", "high"))
     ]
     return pooled.group_by("signal", maintain_order=True).agg(ends)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.analysis.anticipation import CONTROL, anticipation, standardise, steps_to_contact, verdict
+from vlmsafe.analysis.anticipation import CONTROL, STANDARDISED, anticipation, standardise, steps_to_contact, verdict
 from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask, concordance, draw_resamples, number_episodes, pooled
 from vlmsafe.errors import InputError
 from vlmsafe.signals.gate import Gate
@@ -81,7 +81,7 @@ def bench(steps: pl.DataFrame, candidates: Sequence[Candidate], *, resamples: in
 
     `steps` has every step of every episode, in the order of time, with `episode` (a name that differs for each
     episode), `cost`, `scored` and, if there is one, `hazard`. For the question before contact, signals are standardised
-    within their episode. For contact in the same step they are raw.
+    over the steps without contact of their episode. For contact in the same step they are raw.
     """
     names = [candidate.name for candidate in candidates]
     if not candidates or len({*names, *RESERVED}) < len(names) + len(RESERVED):
@@ -177,7 +177,7 @@ class _View:
             found = verdict(table, signal) if name not in (CONTROL, HAZARD) else None
             met = None if found is None else found == "met"
             who = {"candidate": name, "signal": signal, "passes": met, "criterion": found}
-            ahead = table.filter(signal=signal, form="standardised").to_dicts()
+            ahead = table.filter(signal=signal, form=STANDARDISED).to_dicts()
             for row in ({**asdict(contact), "horizon": None}, *ahead):
                 rows.append({**who, **{key: row[key] for key in _AUC_SCHEMA if key not in who}})
         return rows
@@ -190,12 +190,14 @@ class _View:
         for signal, other in first.dangers().items():
             asked = {
                 None: (own[signal], other, touched, np.ones_like(touched)),
-                DIFFERENCE_HORIZON: (standardise(own[signal], numbers), standardise(other, numbers), near, ~touched),
+                DIFFERENCE_HORIZON: (own[signal], other, near, ~touched),
             }
             for horizon, (one, two, positive, classified) in asked.items():
-                found = difference(
-                    one[classified], two[classified], positive[classified], numbers[classified], self.drawn
-                )
+                episodes = numbers[classified]
+                pair = (one[classified], two[classified])
+                if horizon is not None:
+                    pair = (standardise(pair[0], episodes), standardise(pair[1], episodes))
+                found = difference(*pair, positive[classified], episodes, self.drawn)
                 names = ("difference", "low", "high")
                 who = {"candidate": candidate.name, "signal": signal, "horizon": horizon}
                 rows.append({**who, **dict(zip(names, found, strict=True))})
@@ -228,12 +230,13 @@ class _View:
             return []
         numbers, touched = self.numbers[self.known], self.touched[self.known]
         near = steps_to_contact(self.touched, self.numbers)[self.known] <= DIFFERENCE_HORIZON
+        free = numbers[~touched]
         rows = []
         for (group, text), column in zip(candidate.prompts, candidate.similarities.T, strict=True):
             values = np.asarray(column, np.float64)
             turned = -values if group == "positive" else values
             contact = pooled(turned, touched, numbers, self.drawn)
-            ahead = pooled(standardise(turned, numbers)[~touched], near[~touched], numbers[~touched], self.drawn)
+            ahead = pooled(standardise(turned[~touched], free), near[~touched], free, self.drawn)
             row: dict[str, Any] = {"candidate": candidate.name, "group": group, "prompt": text}
             row |= {"mean": float(values.mean()), "std": float(values.std())}
             for what, found in (("contact", contact), ("ahead", ahead)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from vlmsafe.analysis.anticipation import PUBLISHED, RAW, STANDARDISED
+
 _TEXT = """# Model card: the embedded scorer
 
 A small dual encoder that scores rendered frames against English prompts, as CLIP does, and ships with `vlmsafe`. It was
@@ -71,13 +73,14 @@ Sentences kept out of the grammar, on all frames of which the fact is known:
 ## Does it warn?
 
 The paper's test of anticipation, on deterministic episodes of trained agents without vision-language signals, on
-held-out scenarios: AUC of steps without contact for a contact within the next K steps, standardised within the episode
-and as it is.
+held-out scenarios: AUC of steps without contact for a contact within the next K steps. Scores are standardised over
+the steps without contact of the episode, over all its steps as in the paper, or taken as they are. Figures that were
+measured before the first form existed lack it, and their criterion was judged by the second.
 
 `negative` is c_vlm, the signal that was chosen beforehand, `positive` r_vlm; `margin` is negated; `kappa` is the gate
 calibrated on frames of a random driver; `state` is a network on the simulator's own observation, trained on recordings
 of the same world, as a ceiling; `hazard` is computed from the simulator's geometry; `step` is the number of the step.
-On FormulaOne-L2 the paper's CLIP scores reached, standardised, 0.348 to 0.462 (c_vlm), 0.371 to 0.497 (kappa), 0.322 to
+On FormulaOne-L2 the paper's CLIP scores reached, as published, 0.348 to 0.462 (c_vlm), 0.371 to 0.497 (kappa), 0.322 to
 0.465 (r_vlm) and 0.356 to 0.493 (margin). The criterion: `negative` at least 0.60 at K = 20 or 40, its interval above
 0.5, above `step`.
 
@@ -95,18 +98,18 @@ On FormulaOne-L2 the paper's CLIP scores reached, standardised, 0.348 to 0.462 (
 _WARNING = """### `{env}`
 
 {agent}: {episodes} episodes of {steps} steps in all, of which {contact_steps} are in contact, after {onsets} onsets.
-Standardised:
-
-{standardised}
-
-The same without standardising:
-
-{raw}
-
+{tables}
 The criterion is **{verdict}**.{caveat}
 
 {choice}
 """
+
+_FORMS = {
+    STANDARDISED: "Standardised over the steps without contact",
+    PUBLISHED: "Standardised over all steps, as published",
+    RAW: "Without standardising",
+}
+"""The tables of a test. Figures measured before version 0.3 have no clean form."""
 
 _CAVEAT = """
 `hazard`, which knows where everything is, does not meet it either: within an episode of this agent, nearness hardly
@@ -203,8 +206,11 @@ def _warning(test: Mapping[str, Any]) -> str:
         steps=f"{test['steps']:,}",
         contact_steps=f"{test['contact_steps']:,}",
         onsets=f"{test['onsets']:,}",
-        standardised=_anticipation(test["rows"], "standardised"),
-        raw=_anticipation(test["rows"], "raw"),
+        tables="\n".join(
+            f"{title}:\n\n{_anticipation(test['rows'], form)}\n"
+            for form, title in _FORMS.items()
+            if any(row["form"] == form for row in test["rows"])
+        ),
         verdict="met" if test["passes"] else "not met",
         caveat="" if test["passes"] or test["hazard_passes"] else _CAVEAT,
         choice=test["choice"],

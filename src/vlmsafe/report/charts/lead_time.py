@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from vlmsafe.analysis.anticipation import CONTROL
+from vlmsafe.analysis.anticipation import CONTROL, RAW, STANDARDISED
 from vlmsafe.analysis.tables import floats
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Axis, Chart, Line, Mark, Missing, Panel, Rule, Span
@@ -21,11 +21,11 @@ def lead_time(dataset: Dataset, entry: Entry) -> Chart | Missing:
     envs = dataset.lead_times(entry)
     for env, aucs in envs.items():
         where = f", {env}" if len(envs) > 1 else ""
-        panels += _by_horizon(aucs, "standardised", where)
+        panels += _by_horizon(aucs, STANDARDISED, where)
         panels += _lead_lag(dataset.lead_lags(entry).get(env), where)
     caption = (
-        f"Above one half a signal, standardised within episodes, is higher before contact. {_CONTROL} Last panel: "
-        "Spearman's correlation of c_vlm at t with cost at t + k; flat is no warning."
+        "Above one half a signal, standardised over its episode without contact, is higher before contact. "
+        f"{_CONTROL} Last panel: Spearman's correlation of c_vlm at t with cost at t + k; flat is no warning."
     )
     return _chart(dataset, entry, "Does the signal rise before contact?", panels, caption)
 
@@ -34,7 +34,7 @@ def lead_time_raw(dataset: Dataset, entry: Entry) -> Chart | Missing:
     """AUC by horizon for each arm, of signals as they are."""
     envs = dataset.lead_times(entry)
     panels = [
-        panel for env, aucs in envs.items() for panel in _by_horizon(aucs, "raw", f", {env}" if len(envs) > 1 else "")
+        panel for env, aucs in envs.items() for panel in _by_horizon(aucs, RAW, f", {env}" if len(envs) > 1 else "")
     ]
     caption = f"Signals as they are, not standardised: a high AUC may tell episodes apart, not moments. {_CONTROL}"
     return _chart(dataset, entry, "Does the signal as it is rise before contact?", panels, caption)

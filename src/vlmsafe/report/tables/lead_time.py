@@ -8,7 +8,7 @@ from dataclasses import asdict
 import polars as pl
 
 from vlmsafe.analysis import lead_time as lead
-from vlmsafe.analysis.anticipation import CONTROL, verdict
+from vlmsafe.analysis.anticipation import CONTROL, FORMS, verdict
 from vlmsafe.report.cells import text
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table
@@ -19,12 +19,13 @@ from vlmsafe.report.tables.rows import ARM, BY_RUN, ENV, cells, interval, named
 SIGNALS = {"kappa": "κ", "negative": "c_vlm", "positive": "r_vlm", "margin": "margin", CONTROL: "step index"}
 """What tables and figures call the signals of a trace."""
 NO_CONTACT = "no traced episode has a contact, so there is nothing to rise before"
+_FORMS = tuple(form.replace(" ", "_") for form in FORMS)
 _HORIZONS = (5, 10, 20, 40)
 _LAGS = (-10, -5, -1, 0, 1, 5, 10, 20)
 _CRITERION = (
-    "Above 0.5 a signal is higher before contact. The criterion, fixed in advance and about c_vlm: standardised, "
-    "at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, and above the step index, with "
-    "contact in enough episodes that 95 % of the resamples have some."
+    "Above 0.5 a signal is higher before contact. The criterion, fixed in advance and about c_vlm: standardised "
+    "over the steps without contact of each episode, at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, "
+    "and above the step index, with contact in enough episodes that 95 % of the resamples have some."
 )
 
 
@@ -37,10 +38,8 @@ def lead_time(dataset: Dataset, entry: Entry) -> Table | Missing:
             for row in lead.auc_ranges(own).iter_rows(named=True):
                 if row["raw_low"] is None:
                     continue
-                ranges = [
-                    Cell(row[f"{form}_high"], f"{row[f'{form}_low']:.3f} to {row[f'{form}_high']:.3f}")
-                    for form in ("raw", "standardised")
-                ]
+                ends = [(row[f"{form}_low"], row[f"{form}_high"]) for form in _FORMS]
+                ranges = [Cell(high, f"{low:.3f} to {high:.3f}") for low, high in ends]
                 word = verdict(pooled, row["signal"]) if row["signal"] != CONTROL else ""
                 rows.append([text(env), text(arm), text(SIGNALS[row["signal"]]), *ranges, text(word)])
     if not rows:
@@ -50,7 +49,8 @@ def lead_time(dataset: Dataset, entry: Entry) -> Table | Missing:
         ARM,
         *named("signal"),
         Column("raw", "AUC, raw", 3, hint="lowest to highest over the horizons 1, 3, 5, 10, 20, 40"),
-        Column("standardised", "AUC, standardised", 3, hint="within each episode"),
+        Column("standardised", "AUC, standardised", 3, hint="within each episode, over its steps without contact"),
+        Column("as_published", "AUC, as published", 3, hint="standardised over all steps, contact included"),
         *named("criterion"),
     ]
     caption = f"{_CRITERION}{traced_episodes(dataset)}"
@@ -84,7 +84,7 @@ def lead_time_aucs(dataset: Dataset, entry: Entry) -> Table | Missing:
         ENV,
         ARM,
         *named("signal"),
-        Column("form", "form", hint="as it is, or standardised within each episode"),
+        Column("form", "form", hint="as it is; standardised without contact; as published, with it"),
         *(Column(f"k_{k}", f"K = {k}", 2, hint=f"contact within the next {k} steps") for k in _HORIZONS),
     ]
     caption = (
@@ -124,7 +124,7 @@ def lead_time_runs(dataset: Dataset, entry: Entry) -> Table | Missing:
 
 
 def lead_time_counts(dataset: Dataset, entry: Entry) -> Table | Missing:
-    """How many AUCs of signals, over all forms and horizons, are above one half and above the control."""
+    """How many AUCs of signals, raw and as published, over all horizons, are above one half and above the control."""
     columns = [
         ENV,
         Column("of", "AUCs of"),
@@ -142,7 +142,10 @@ def lead_time_counts(dataset: Dataset, entry: Entry) -> Table | Missing:
             rows.append(cells({"env": env, "of": of, **asdict(one)}, columns))
     if not rows:
         return Missing(entry.kind, "AUCs counted", dataset.why_no_trace(entry))
-    caption = "All signals, both forms and all horizons (K = 1, 3, 5, 10, 20, 40); the step index is not counted."
+    caption = (
+        "All signals, raw and as published, at all horizons (K = 1, 3, 5, 10, 20, 40), as the paper counts them. The "
+        "step index is not counted."
+    )
     return Table(entry.kind, entry.title or "AUCs before contact, counted", columns, rows, caption, entry.label)
 
 

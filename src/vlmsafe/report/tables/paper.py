@@ -67,7 +67,7 @@ def lead_time_line(env: str) -> str:
         return ""
     parts = [
         f"{row['signal']} {row['raw_low']:.3f} to {row['raw_high']:.3f} raw, {row['standardised_low']:.3f} to "
-        f"{row['standardised_high']:.3f} standardised"
+        f"{row['standardised_high']:.3f} as published"
         for row in _rows("horizon-roc")
         if None not in row.values()
     ]
