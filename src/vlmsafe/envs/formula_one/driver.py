@@ -109,6 +109,12 @@ class CircuitDriver:
         return np.array([self._gear * manner.careful / now.top_speed, steer / MOST_STEERING])
 
 
+_MOVES = np.arange(-2, 3)  # lanes that one may change from row to row
+_EACH = np.arange(len(_LANES))
+_ORIGINS = (2 - _MOVES)[:, None] + _EACH  # [moves, lanes], in an array with two lanes more on either side
+_PRICES = (0.15 * _MOVES**2)[:, None]
+
+
 def _way(now: Situation, near: Array, here: int, to_goal: int, rows: int, detour: float) -> Array:
     """The cheapest way ahead, [rows, 2]: one lane in each row, neighbours in neighbouring rows."""
     world = circuit()
@@ -124,17 +130,17 @@ def _way(now: Situation, near: Array, here: int, to_goal: int, rows: int, detour
     if to_goal < rows:  # the goal is small, and must be met
         beside = world.offset(GOALS[now.goal], int(world.goal_indices[now.goal]))
         price[to_goal] += 30.0 * np.maximum(0.0, np.abs(_LANES - beside) - 0.15)
-    moves = np.arange(-2, 3)
     start = world.offset(now.position, here)
     best = price[0] + 20.0 * np.abs(_LANES - start)
     origins = np.zeros((rows, len(_LANES)), int)
+    padded = np.full(len(_LANES) + 4, np.inf)
     for number in range(1, rows):
         # From each lane one may come from up to two lanes to either side.
-        padded = np.pad(best, 2, constant_values=np.inf)
-        options = np.stack([padded[2 - move : 2 - move + len(_LANES)] + 0.15 * move**2 for move in moves])
+        padded[2:-2] = best
+        options = padded[_ORIGINS] + _PRICES
         choice = options.argmin(axis=0)
-        origins[number] = np.arange(len(_LANES)) - moves[choice]
-        best = options[choice, np.arange(len(_LANES))] + price[number]
+        origins[number] = _EACH - _MOVES[choice]
+        best = options[choice, _EACH] + price[number]
     lanes = [int(best.argmin())]
     for number in range(rows - 1, 0, -1):
         lanes.append(int(origins[number, lanes[-1]]))
