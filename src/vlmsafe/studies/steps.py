@@ -69,13 +69,17 @@ def next_step(spec: RunSpec) -> RunStep | Busy | None:
         return Busy()
     if status != "finished":
         return RunStep("resume")
+    return next(steps_after_training(run, spec), None)
+
+
+def steps_after_training(run: Run, spec: RunSpec) -> Iterator[RunStep]:
+    """The evaluations and traces that a trained run lacks."""
     for request in spec.evaluations:
         if not _evaluated(run, request):
-            return RunStep("evaluate", request)
+            yield RunStep("evaluate", request)
     for request in spec.traces:
         if not _traced(run, request):
-            return RunStep("trace", request)
-    return None
+            yield RunStep("trace", request)
 
 
 def _evaluated(run: Run, request: EpisodeRequest) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from vlmsafe.envs.registry import ENVS
@@ -80,13 +81,31 @@ def test_speeds_of_runs_of_the_same_kind_win_over_the_table(tmp_path):
     assert plain.run_hours == pytest.approx((3600 + looking) / 3600 / 2)
 
 
+def evaluated(spec, episodes=10):
+    """Write an evaluation of a run's last checkpoint."""
+    path = spec.path / "evaluations" / "held-out.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pl.DataFrame({"checkpoint_epoch": [spec.config.epochs] * episodes}).write_parquet(path)
+
+
+def test_an_evaluation_with_too_few_episodes_is_left_to_do(tmp_path):
+    runs = [spec for spec in specs(tmp_path / "small") if spec.arm == "embedded"]
+    for spec, episodes in zip(runs, (10, 9, 10), strict=True):
+        spec.path.mkdir(parents=True)
+        Run.create(spec.config).append("epochs", [{"epoch": n} for n in range(3)])
+        evaluated(spec, episodes)
+    (row,) = plan(runs, tmp_path, 4, 10**9, Speeds(PARTS)).rows
+    assert row.done == 2
+    assert row.core_hours_left == pytest.approx(10 * 27 / 3600)
+
+
 def test_what_is_done_is_not_planned_again(tmp_path):
     runs = specs(tmp_path / "small")
     done, half = [spec for spec in runs if spec.arm == "embedded"][:2]
     for spec, epochs in ((done, 3), (half, 1)):
         spec.path.mkdir(parents=True)
         Run.create(spec.config).append("epochs", [{"epoch": n} for n in range(epochs)])
-    (done.path / "evaluations" / "held-out.parquet").touch()
+    evaluated(done)
     row = plan(runs, tmp_path, 4, 10**9, Speeds(PARTS)).rows[1]
     training, evaluation = 3600 * 2.5 + 14, 10 * 27
     assert row.done == 1
@@ -98,7 +117,7 @@ def test_a_trace_of_some_seeds_is_planned_for_these_seeds_only(tmp_path):
     for spec in runs:
         spec.path.mkdir(parents=True)
         Run.create(spec.config).append("epochs", [{"epoch": n} for n in range(3)])
-        (spec.path / "evaluations" / "held-out.parquet").touch()
+        evaluated(spec)
     found = plan(runs, tmp_path, 4, 10**9, Speeds(PARTS))
     assert [row.done for row in found.rows] == [2, 3]
     assert found.core_hours == pytest.approx(10 * (20 * 2.0 + 7) / 3600)

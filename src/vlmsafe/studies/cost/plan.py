@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -21,8 +22,9 @@ from vlmsafe.errors import VlmsafeError
 from vlmsafe.evaluation.gated_scorers import default_scorers
 from vlmsafe.runs.run import Run
 from vlmsafe.signals.scorers.registry import NO_SCORER, kind_of, parse_scorer
-from vlmsafe.studies.progress import run_progress
+from vlmsafe.studies.progress import RunProgress, run_progress
 from vlmsafe.studies.scorer.shared import shares
+from vlmsafe.studies.steps import steps_after_training
 from vlmsafe.studies.study import EpisodeRequest, RunSpec, cells
 
 _GUESS = 2**30  # bytes of a run whose memory was never measured
@@ -240,6 +242,15 @@ def plan(specs: Sequence[RunSpec], root: Path, cores: int, memory: int, speeds: 
     return StudyPlan(rows, max(1, min(cores // widest, memory // largest)) * widest, cores)
 
 
+def _episodes_left(spec: RunSpec, seen: RunProgress) -> list[tuple[EpisodeRequest, bool]]:
+    """The evaluations and traces (true) that a run lacks, by the rule of `study run`."""
+    if seen.status == "trained":
+        with suppress(VlmsafeError):  # a run that cannot be read is made again
+            steps = steps_after_training(Run.open(spec.path), spec)
+            return [(step.request, step.kind == "trace") for step in steps if step.request is not None]
+    return [*((request, False) for request in spec.evaluations), *((request, True) for request in spec.traces)]
+
+
 def _row(own: Sequence[RunSpec], speeds: Speeds) -> PlanRow:
     """The row of a cell. Its runs train alike, but a trace may be wanted for some seeds only."""
     first = own[0]
@@ -249,9 +260,7 @@ def _row(own: Sequence[RunSpec], speeds: Speeds) -> PlanRow:
     for spec in own:
         seen = run_progress(spec)
         left = [(training, max(0, spec.config.epochs - seen.epochs) / spec.config.epochs)]
-        for requests, there, trace in ((spec.evaluations, seen.evaluations, False), (spec.traces, seen.traces, True)):
-            missing = (len(requests) - there) / max(1, len(requests))
-            left += [(speeds.episodes(spec, request, trace=trace), missing) for request in requests]
+        left += [(speeds.episodes(spec, request, trace=trace), 1.0) for request, trace in _episodes_left(spec, seen)]
         wanted = [(seconds, share) for seconds, share in left if share]
         done += not wanted
         known += [seconds * share for seconds, share in wanted if seconds is not None]
