@@ -180,7 +180,7 @@ def test_episodes_of_two_versions_of_the_code_never_share_a_table(project):
     assert set(after["env_source"]) != set(before["env_source"])
     assert after["cost"][:3].to_list() != before["cost"].to_list()
     assert notes[1:] == [
-        f"{run.path} drives with other code than it was trained with: the source of its environment has changed: "
+        f"{run.path} was trained with other code: the source of its environment has changed: "
         "reef_rules.py",
         f"{run.evaluation_path('held-out')} was made with other source of 'gym:reef:Reef-v0'; its episodes are run "
         "again",
@@ -221,7 +221,7 @@ def _settings() -> dict:
 def test_source_that_cannot_be_known_is_said_and_never_copied_or_joined(project, capsys):
     Path("hidden.py").write_text("import importlib\nimportlib.import_module('re' + 'ef')\n")
     run = train(**_settings() | {"env": "gym:hidden:Reef-v0"}, run_dir="runs/hidden/seed-0", method="ppo-lag")
-    why = "it is made of reef, which the module on its id does not import"
+    why = "it is made of reef.py, reef_rules.py, which the module on its id does not import"
     said = " ".join(capsys.readouterr().err.split())
     assert f"no study will copy this run: the source of its environment is not known: {why}" in said
     assert run.recorded()["source"]["environment"] == {"unknown": why, "revision": None}

@@ -204,6 +204,62 @@ def test_an_unknown_id_names_the_nearest(register):
     assert caught.value.exit_code == EXIT_BAD_INPUT
 
 
+@pytest.fixture
+def counting_module(tmp_path, monkeypatch) -> Iterator[None]:
+    """A module that registers an environment of another module."""
+    (tmp_path / "counting_module.py").write_text(
+        "import gymnasium\n"
+        "from test_gym import Counter\n"
+        "gymnasium.register('FromModule-v0', entry_point=Counter, max_episode_steps=2)\n"
+    )
+    (tmp_path / "idle_module.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    gymnasium.registry.pop("FromModule-v0", None)
+    for name in ("counting_module", "idle_module"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("counting_module")
+def test_an_id_that_its_module_does_not_register_names_those_that_it_does():
+    for _ in range(2):  # the module is imported only once
+        with pytest.raises(InputError, match=r"of the module 'counting_module': 'Nope'\. Known: FromModule-v0$"):
+            env_spec("gym:counting_module:Nope").make()
+    with pytest.raises(InputError, match=r"of the module 'odd_envs': 'Goood-v0'; did you mean 'Good-v0'"):
+        env_spec("gym:odd_envs:Goood-v0").make()
+
+
+@pytest.mark.usefixtures("counting_module")
+def test_a_module_that_registers_nothing_is_told_to():
+    with pytest.raises(InputError, match=r"'idle_module' registers no environment; call gymnasium.register\('Nope-v0'"):
+        env_spec("gym:idle_module:Nope-v0").make()
+
+
+@pytest.mark.usefixtures("counting_module")
+def test_a_module_without_an_id_is_told_to_add_one():
+    with pytest.raises(InputError, match=r"the name of a module; add the id .*: gym:idle_module:<id>"):
+        env_spec("gym:idle_module").make()
+
+
+def test_an_id_of_a_script_is_told_to_move_to_a_module():
+    with pytest.raises(InputError, match=r"in a module that can be imported, and .*: gym:<module>:OnlyInMyScript-v0"):
+        env_spec("gym:OnlyInMyScript-v0").make()
+
+
+@pytest.mark.parametrize("module", ["no_such_module_here", "no_such_package_here.envs"])
+def test_a_module_that_is_not_found_is_told_where_it_is_looked_for(module):
+    with pytest.raises(InputError, match="run the command in the folder that holds it, or add that folder to PYTHONPA"):
+        env_spec(f"gym:{module}:CarefulCounter-v0").make()
+
+
+def test_a_module_that_lacks_another_one_is_not_told_where_to_run(tmp_path, monkeypatch):
+    (tmp_path / "lacking_module.py").write_text("import no_such_part")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="No module named 'no_such_part'") as caught:
+        env_spec("gym:lacking_module:CarefulCounter-v0").make()
+    assert "PYTHONPATH" not in str(caught.value)
+
+
 def test_an_id_without_its_version_names_the_one_that_has_it(register):
     register("CarefulCounter-v0")
     with pytest.raises(InputError, match="CarefulCounter-v0"):
@@ -228,19 +284,10 @@ def test_an_id_that_cannot_be_made_says_why_in_one_line(register, name, reason):
     assert caught.value.exit_code == EXIT_BAD_INPUT
 
 
-def test_a_module_before_the_id_is_imported_to_register_it(tmp_path, monkeypatch):
-    (tmp_path / "counting_module.py").write_text(
-        "import gymnasium\n"
-        "from test_gym import Counter\n"
-        "gymnasium.register('FromModule-v0', entry_point=Counter, max_episode_steps=2)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        env = env_spec("gym:counting_module:FromModule-v0").make()
-        assert collected(env, 4).rollout.path_ends.tolist() == [2, 4]
-    finally:
-        gymnasium.registry.pop("FromModule-v0", None)
-        sys.modules.pop("counting_module", None)
+@pytest.mark.usefixtures("counting_module")
+def test_a_module_before_the_id_is_imported_to_register_it():
+    env = env_spec("gym:counting_module:FromModule-v0").make()
+    assert collected(env, 4).rollout.path_ends.tolist() == [2, 4]
 
 
 def test_making_an_environment_leaves_its_registration_alone(register):
@@ -261,10 +308,21 @@ def test_frames_are_what_the_environment_renders(register, monkeypatch):
         env.frame()
 
 
+def test_an_expert_that_is_no_function_is_named(register, monkeypatch):
+    monkeypatch.setattr(Counter, "expert", lambda self: np.zeros(1), raising=False)
+    env = env_spec(register()).make()
+    env.reset(seed=0)
+    with pytest.raises(EnvironmentFailure, match=r"expert\(\) returned ndarray; it must return a function"):
+        env.expert()
+    monkeypatch.setattr(Counter, "expert", lambda self: None)
+    assert env.expert() is None
+
+
 class Framed(Counter):
     """Shows the cost to people, and not to scorers."""
 
     steering = 1
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
 
     def render(self) -> Any:
         return np.full((4, 5, 3), 255, np.uint8)

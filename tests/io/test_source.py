@@ -4,6 +4,7 @@ import functools
 import importlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -11,7 +12,7 @@ import pytest
 
 from vlmsafe.envs.gym import source_hash
 from vlmsafe.envs.registry import env_spec
-from vlmsafe.io.source import SourceHash, git_revision, hash_source, unchanged, unseen_modules
+from vlmsafe.io.source import SourceHash, git_revision, hash_source, loaded_files, stale_files, unchanged, unseen_files
 
 
 @pytest.fixture
@@ -174,11 +175,35 @@ def test_the_users_revision_is_dirty_if_a_tracked_file_changed_or_a_hashed_one_i
     assert hash_source(["moor"], revision=True).revision == f"{clean}-dirty"
 
 
-def test_modules_that_the_rule_did_not_reach_are_named(project):
-    project(fjord="import importlib\nimportlib.import_module('fjord' + '_hidden')", fjord_hidden="")
-    source = hash_source(["fjord"])
-    used = ["fjord", "fjord_hidden", "gymnasium.core", "abc", "builtins", "vlmsafe.envs.gym"]
-    assert unseen_modules(used, source) == ["fjord_hidden"]
+def test_loaded_files_that_the_rule_did_not_reach_are_named(project):
+    folder = project(
+        fjord="import importlib, sys, pathlib, json\nimportlib.import_module('fjord' + '_hidden')\n"
+        "sys.path.insert(0, str(pathlib.Path(__file__).parent / 'lib'))\nimport fjord_rules",
+        fjord_hidden="",
+    )
+    (folder / "lib").mkdir()
+    (folder / "lib" / "fjord_rules.py").write_text("")
+    source, before, path = hash_source(["fjord"]), frozenset(sys.modules), list(sys.path)
+    try:
+        importlib.import_module("fjord")
+        assert unseen_files(loaded_files(before), source) == ["fjord_hidden.py", "fjord_rules.py"]
+    finally:
+        sys.path[:] = path
+        for name in set(sys.modules) - before:
+            del sys.modules[name]
+
+
+def test_a_file_that_was_changed_after_its_import_is_stale(project, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    folder = project(skerry="x = 1")
+    assert stale_files(hash_source(["skerry"])) == []  # never imported
+    importlib.import_module("skerry")
+    try:
+        assert stale_files(hash_source(["skerry"])) == []
+        (folder / "skerry.py").write_text("x = 1.5")
+        assert stale_files(hash_source(["skerry"])) == ["skerry.py"]
+    finally:
+        del sys.modules["skerry"]
 
 
 @pytest.mark.parametrize("kind", ["text", "class", "function", "partial"])

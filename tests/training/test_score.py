@@ -255,15 +255,16 @@ def test_the_signals_own_multiplier_stays_within_its_bound(tmp_path):
     assert [row["signal_multiplier"] for row in run.rows("epochs")] == [0.01, 0.01]
 
 
-def test_a_scorer_that_fails_ends_the_run_with_one_line_and_can_be_resumed(tmp_path):
-    signal = {**SIGNAL, "scorer": "python:frame_scorer:FailingScorer", "batch": 8}
-    with pytest.raises(
-        ScorerFailure, match="the scorer 'python:frame_scorer:FailingScorer' raised MemoryError: out of"
-    ):
-        train(**SMALL, run_dir=str(tmp_path / "run"), signal=signal)
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert "Traceback" in events[-1]["traceback"]
-    assert load_checkpoint(path_of(tmp_path / "run" / "checkpoints", 0)).epoch == 0
+@pytest.mark.parametrize(("batch", "epochs"), [(8, 0), (400, 1)])  # its third batch is in epoch 1 or 2
+def test_a_scorer_that_fails_is_one_line_with_its_place_and_only_an_epoch_leaves_a_run(tmp_path, batch, epochs):
+    settings = {**SMALL, "signal": {**SIGNAL, "scorer": "python:frame_scorer:FailingScorer", "batch": batch}}
+    line = r"the scorer 'python:frame_scorer:FailingScorer' raised MemoryError: out of .*frame_scorer.py, line \d+, in"
+    with pytest.raises(ScorerFailure, match=line):
+        train(**settings, run_dir=str(tmp_path / "run"))
+    assert (tmp_path / "run").exists() == bool(epochs)
+    if epochs:
+        events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+        assert "Traceback" in events[-1]["traceback"]
 
 
 def test_a_scorer_that_leaves_is_a_failure_like_any_other(tmp_path):

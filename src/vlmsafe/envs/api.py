@@ -70,9 +70,6 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     isolate: bool = True
     """Whether a reset starts a clean simulator, where the simulator would carry state into the next episode."""
 
-    made_of: tuple[str, ...] = ()
-    """The modules whose classes an environment of the user's is made of, its wrappers included."""
-
     step_limit: int | None = None
     """Steps after which evaluations cut an episode, if the environment itself may have no end; None if it has one."""
 
@@ -108,6 +105,10 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
         Only environments of the user's can depart: their observations are converted to what is declared here.
         """
         return ""
+
+    def made_of(self) -> tuple[str, ...]:
+        """The files of the user's own modules that an environment has loaded so far."""
+        return ()
 
     def facts(self) -> Mapping[str, float]:
         """Privileged measures of the current state by name, from which captions of its frame are written.

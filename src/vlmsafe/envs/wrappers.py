@@ -31,7 +31,7 @@ class WrappedEnv(Env):
         self._env = env
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.metadata, self.render_mode = env.metadata, env.render_mode
-        self.steering, self.clips, self.made_of = env.steering, env.clips, env.made_of
+        self.steering, self.clips = env.steering, env.clips
         self.step_limit = env.step_limit
 
     def reset(
@@ -59,6 +59,9 @@ class WrappedEnv(Env):
     def facts(self) -> Mapping[str, float]:
         return self._env.facts()
 
+    def made_of(self) -> tuple[str, ...]:
+        return self._env.made_of()
+
     def departure(self) -> str:
         return self._env.departure()
 
@@ -85,8 +88,10 @@ class RepeatedAction(WrappedEnv):
             costs += [info["cost"]] if "cost" in info else []
             if terminated or truncated:
                 break
-        # An environment without a cost stays one: the caller reports it.
-        return observation, total, terminated, truncated, {**info, **({"cost": sum(costs)} if costs else {})}
+        # An environment without a cost stays one, and a negative cost is passed on as it is: the caller reports them.
+        wrong = [cost for cost in costs if isinstance(cost, int | float | np.number) and cost < 0]
+        summed = {"cost": wrong[0] if wrong else sum(costs)} if costs else {}
+        return observation, total, terminated, truncated, {**info, **summed}
 
 
 class ObservedChanges(WrappedEnv):

@@ -57,7 +57,11 @@ class UnfinishedEvaluation:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._lock.__exit__(*exc)
+        try:
+            if self.path.is_dir() and not any(file.name[0].isdigit() for file in self.path.iterdir()):
+                self.remove()  # no episode is finished, so there is nothing to continue
+        finally:
+            self._lock.__exit__(*exc)
 
     def saving(self, task: EpisodeTask) -> SavedTask:
         """The task, wrapped so that its rows are saved when it is done."""

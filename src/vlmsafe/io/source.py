@@ -23,8 +23,9 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
@@ -109,17 +110,39 @@ def unchanged(seen: Mapping[str, Stamp]) -> bool:
     return bool(seen) and all(_stamp(path) == stamp for path, stamp in seen.items())
 
 
-def unseen_modules(modules: Iterable[str], source: SourceHash) -> list[str]:
-    """Those of some loaded modules that are the user's and that the rule did not reach."""
+def unseen_files(files: Iterable[str], source: SourceHash) -> list[str]:
+    """The names of those of some loaded files that the rule did not reach."""
+    seen = {os.path.realpath(path) for path in source.seen}
+    return sorted({os.path.basename(path) for path in files if os.path.realpath(path) not in seen})
+
+
+def loaded_files(since: Container[str]) -> list[str]:
+    """The files of the user's modules that this process has loaded, apart from modules with the names in `since`."""
     found = []
-    for name in sorted(set(modules)):
-        spec = _find(name)
-        origin = spec.origin if spec is not None else None
-        if spec is None or origin is None or not os.path.isfile(origin) or _installed(origin) or _is_own(name):
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        script = name in ("__main__", "__mp_main__")
+        if name in since or script or _is_own(name) or not path or not os.path.isfile(path) or _installed(path):
             continue
-        place = _place(name, spec)
-        if place not in source.files and not any(place.startswith(one) for one in source.files if one.endswith("/")):
-            found.append(name)
+        found.append(os.path.abspath(path))
+    return sorted(set(found))
+
+
+def stale_files(source: SourceHash) -> list[str]:
+    """The names of Python files that were changed after Python last compiled them: what was imported may be older."""
+    found = []
+    for path, stamp in source.seen.items():
+        if not path.endswith(".py") or _installed(path):
+            continue
+        try:
+            with open(importlib.util.cache_from_source(path), "rb") as file:
+                head = file.read(16)
+        except (OSError, NotImplementedError):
+            continue  # nothing was compiled, or it was not kept
+        size, when = (int.from_bytes(head[place : place + 4], "little") for place in (12, 8))
+        now = (stamp[0] & 0xFFFFFFFF, stamp[1] // 10**9 & 0xFFFFFFFF) if stamp else None
+        if head[4:8] == bytes(4) and (size, when) != now:
+            found.append(os.path.basename(path))
     return found
 
 

@@ -115,9 +115,13 @@ def _records(run: Run) -> list[dict[str, Any]]:
     return [run.recorded(), *(event for event in run.events() if event.get("event") == "resumed")]
 
 
-def other_code(run: Run) -> str | None:
-    """Why a run's results may differ from what the present code would compute; None where they may not."""
-    now = Code.now(run.config)
+def other_code(run: Run, wanted: TrainConfig | None = None) -> str | None:
+    """Why a run's results may differ from what the present code would compute; None where they may not.
+
+    The present code is that behind the settings `wanted`, by default the run's own: equal settings may name another
+    interpreter for the environment.
+    """
+    now = Code.now(wanted or run.config)
     return next((why for code in code_of(run) if (why := code.unlike(now, run.config.env))), None)
 
 

@@ -310,11 +310,11 @@ class _Execution:
         found: dict[str, list[str]] = {}
         for spec in self.specs:
             with contextlib.suppress(VlmsafeError):  # a run that cannot be read is reported as failed later
-                if is_run(spec.path) and (why := other_code(Run.open(spec.path))):
+                if is_run(spec.path) and (why := other_code(Run.open(spec.path), spec.config)):
                     found.setdefault(why, []).append(spec.name)
         for why, names in found.items():
             who = names[0] if len(names) == 1 else f"{len(names)} runs, such as {names[0]}"
-            self.on_event(Event(who, "", "kept", why))
+            self.on_event(Event(who, "", "kept", f"{why}; to train anew, rename the study or move the runs away"))
 
 
 def write_definition(study: Study, folder: Path) -> None:

@@ -41,7 +41,7 @@ def equal_run(spec: RunSpec, root: Path, on_refusal: Callable[[str], None] = lam
             run = Run.open(place)
             if differences(run, spec) or run.status() != "finished":
                 continue
-            why = other_code(run) or _other_kernels(run, spec)
+            why = other_code(run, spec.config) or _other_kernels(run, spec)
         except (InputError, RunError):
             continue  # the study that a damaged run belongs to reports it
         if why is None:

@@ -73,7 +73,7 @@ class DescribeTask:
         frame = env.frame().shape if self.looks_at == "frame" else None
         if self.try_steps:
             try_out(env, self.scenario + 1)
-        return Dimensions(observation[0], action[0], frame, env.made_of)
+        return Dimensions(observation[0], action[0], frame, env.made_of())
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError, Interrupted
 from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.io.memory import free_memory
-from vlmsafe.io.source import SourceHash, unseen_modules
+from vlmsafe.io.source import SourceHash, unseen_files
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import InputKind, Scorer, check_scorer
 from vlmsafe.signals.scorers.registry import kind_of, make_scorer, parse_scorer
@@ -40,7 +40,7 @@ def set_up(config: TrainConfig, prompts: PromptSet | None, stop: StopRequest) ->
     """Load what the configuration names."""
     environment = config.spec.source_hash(revision=True)
     setup = _loaded(config, prompts, stop, environment)
-    if environment is not None and (unseen := unseen_modules(setup.dimensions.made_of, environment)):
+    if environment is not None and (unseen := unseen_files(setup.dimensions.made_of, environment)):
         unknown = f"it is made of {', '.join(unseen)}, which the module on its id does not import"
         environment = dataclasses.replace(environment, unknown=unknown)
     scorer = setup.scorer.source if setup.scorer is not None else None

@@ -158,10 +158,11 @@ def _work_on(
             run.event("interrupted", reason=str(error))
             raise
         except VlmsafeError as error:
-            # Calibrating the scorer may show that the request was wrong. A new run whose first epoch fails by the code
-            # of its environment holds nothing, and the same command should work once that code is corrected.
+            # Calibrating the scorer may show that the request was wrong. A new run whose first epoch fails because of
+            # the user's environment or scorer holds nothing, and the same command should work once that is corrected.
             wrong = isinstance(error, InputError) and not saved_epochs(run.checkpoints)
-            if wrong or (new and trainer.epoch == 0 and isinstance(error, EnvironmentFailure)):
+            users = isinstance(error, EnvironmentFailure | ScorerFailure)
+            if wrong or (new and trainer.epoch == 0 and users):
                 run.discard()
             else:
                 _note_failure(run, error, trainer)

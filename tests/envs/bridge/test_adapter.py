@@ -22,6 +22,7 @@ class Task:
     """As the original's: it draws the markers and the sphere that it is told to."""
 
     num_steps = 5
+    model = SimpleNamespace(ncam=2, camera=lambda number: SimpleNamespace(name=("vision", "track")[number]))
 
     def __init__(self) -> None:
         self.render_conf = SimpleNamespace(lidar_markers=True)
@@ -73,9 +74,46 @@ def test_its_own_limit_is_known_and_goals_are_counted_per_episode():
 
 
 def test_indicators_that_cannot_be_left_out_are_refused(monkeypatch):
-    monkeypatch.setattr(Builder, "__init__", lambda self, render_mode=None: None)
+    monkeypatch.setattr(Builder, "__init__", lambda self, render_mode=None: setattr(self, "task", object()))
     with pytest.raises(adapter.Unusable, match="pass --frame-indicators"):
         adapter.make_safe("SafetyCarGoal1-v0", True, indicators=False)
+    adapter.make_safe("SafetyCarGoal1-v0", False, indicators=False)  # nobody looks
+
+
+def test_an_environment_without_a_task_draws_no_indicators(monkeypatch):
+    monkeypatch.setattr(Builder, "__init__", lambda self, render_mode=None: None)
+    monkeypatch.setattr(Builder, "render", lambda self: np.ones((2, 2, 3), np.uint8))
+    assert adapter.make_safe("SafetyHopperVelocity-v1", True, indicators=False).render().min() == 1
+
+
+def test_a_camera_that_it_does_not_have_is_refused():
+    with pytest.raises(adapter.Unusable, match="no camera 'trakc'; it has vision, track"):
+        adapter.make_safe("SafetyCarGoal1-v0:trakc", True)
+
+
+@pytest.mark.parametrize("steering", [lambda: 1, np.zeros(2), 7.9, 2, -1, True, "left"])
+def test_an_attribute_of_another_meaning_is_not_taken_for_an_index(monkeypatch, steering):
+    monkeypatch.setattr(Builder, "steering", steering, raising=False)
+    assert adapter.Adapter(Builder()).steering == 0
+
+
+def test_a_method_of_another_meaning_is_left_alone_and_a_wrong_answer_is_named(monkeypatch):
+    monkeypatch.setattr(Builder, "progress", lambda self, share: share, raising=False)
+    assert "progress" not in adapter.Adapter(Builder()).has
+    monkeypatch.setattr(Builder, "facts", lambda self: 0.5, raising=False)
+    with pytest.raises(adapter.Misbehaviour, match=r"facts\(\) returned something of type float; expected numbers by"):
+        adapter.Adapter(Builder()).call("facts")
+    monkeypatch.setattr(Builder, "hazard", lambda self: None, raising=False)
+    with pytest.raises(adapter.Misbehaviour, match=r"hazard\(\) returned something of type NoneType; expected a num"):
+        adapter.Adapter(Builder()).call("hazard")
+
+
+def test_a_long_space_is_one_line_of_moderate_length():
+    space = gymnasium.spaces.Box(np.arange(60.0), np.arange(60.0) + 1)
+    assert len(str(space).splitlines()) > 1
+    text = adapter.short(space)
+    assert len(text.splitlines()) == 1
+    assert len(text) < 250
 
 
 def test_formula_one_in_another_interpreter_has_what_the_package_knows_of_it():

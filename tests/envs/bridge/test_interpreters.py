@@ -23,8 +23,13 @@ def test_a_path_and_a_virtual_environments_folder_mean_the_same(folder):
     assert find_interpreter(str(python)) == find_interpreter("./venv") == Interpreter(python), "its link is kept"
 
 
+def test_only_a_python_is_run_from_the_path(folder):
+    with pytest.raises(InputError, match="'cat' is neither an interpreter on the PATH nor an entry"):
+        find_interpreter("cat")
+
+
 def test_a_command_is_found_on_the_path():
-    assert find_interpreter("sh").python.name == "sh"
+    assert find_interpreter("python3").python.name == "python3"
 
 
 def test_an_entry_has_folders_and_variables_beside_its_file(folder, monkeypatch):

@@ -1,5 +1,6 @@
 """An environment in another interpreter is the same environment, and ends as a worker does."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.envs.vector.pool import EnvironmentDied, EnvRecipe, WorkerCrash, WorkerError, WorkerPool
 from vlmsafe.errors import EXIT_BAD_INPUT, EnvironmentFailure, InputError, RunError
 from vlmsafe.runs.checkpoint import saved_epochs
+from vlmsafe.runs.versions import other_code
 from vlmsafe.training.collect import CollectTask, RandomPolicy, Share, collect
 
 pytestmark = pytest.mark.slow
@@ -153,6 +155,24 @@ def test_training_there_equals_training_here_through_a_crash_and_a_resume(named,
     (tmp_path / "walking.py").write_text(f"{MODULE}# changed\n")
     with pytest.raises(RunError, match=r"the source of its environment has changed: walking\.py"):
         resume(parts.path, quiet=True)
+
+
+def test_a_run_of_one_interpreter_is_not_that_of_another(named, tmp_path):
+    settings = {"total_steps": 40, "steps_per_epoch": 40, "learner": {"update_iters": 1}}
+    run = train(env=named(), budget=1.0, **settings, run_dir=str(tmp_path / "run"), quiet=True)
+    assert other_code(run) is None
+    elsewhere = dataclasses.replace(run.config, env=f"{run.config.env.partition('@')[0]}@{sys.executable}")
+    assert "the source of its environment has changed: version of" in (other_code(run, elsewhere) or "")
+
+
+def test_a_module_with_a_computed_name_is_noticed_there_too(named, other, tmp_path):
+    (tmp_path / "tide.py").write_text("")
+    write_module(tmp_path, "coast", f"{MODULE}\nimport importlib\nimportlib.import_module('ti' + 'de')\n")
+    env = env_spec(f"gym:coast:Walk-v0@{other}").make()
+    try:
+        assert [Path(file).name for file in env.made_of()] == ["coast.py", "tide.py"]
+    finally:
+        env.close()
 
 
 def test_the_source_and_the_versions_there_are_the_identity_and_the_path_is_a_place(named, other, tmp_path):

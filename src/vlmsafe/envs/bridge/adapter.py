@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
+import inspect
+import io
 import json
 import os
 import struct
@@ -32,6 +35,7 @@ Plain = Dict[str, Any]  # noqa: UP006
 Reply = Tuple[Plain, Any]  # noqa: UP006
 
 _LENGTHS = struct.Struct("<II")
+_MOST_LETTERS = 200  # of a space in a message
 METHODS = ("hazard", "expert", "progress", "facts", "frame")
 """What an environment may have beyond Gymnasium's interface."""
 
@@ -51,14 +55,16 @@ class Misbehaviour(Exception):
 class Adapter:
     """A made environment: vectors as observations, five values per step, its time limit kept here."""
 
-    def __init__(self, inner: Any, time_limit: int | None = None) -> None:
+    def __init__(self, inner: Any, time_limit: int | None = None, before: frozenset[str] = frozenset()) -> None:
+        """`before` are the names of the modules that were loaded before the environment was made."""
         self.inner, self.time_limit, self._step = inner, time_limit, 0
+        self.before = before.difference(_modules(inner))
         self._raw: Any = None
         box = gymnasium.spaces.Box
         space, action = inner.observation_space, inner.action_space
         if not isinstance(action, box) or len(action.shape) != 1:
             raise Unusable(
-                f"has the action space {action}; the learners need a one-dimensional Box of continuous actions"
+                f"has the action space {short(action)}; the learners need a one-dimensional Box of continuous actions"
             )
         try:
             flat = gymnasium.spaces.utils.flatten_space(space)
@@ -66,14 +72,16 @@ class Adapter:
             flat = None
         if not isinstance(flat, box):
             raise Unusable(
-                f"has observations of {space}, which are not a flat vector; the policies need a Box, or a Dict or "
-                "Tuple of spaces of fixed size"
+                f"has observations of {short(space)}, which are not a flat vector; the policies need a Box, or a Dict "
+                "or Tuple of spaces of fixed size"
             )
         self.action_space, self.size, self._space = action, int(np.prod(flat.shape)), space
         self._flatten = not (isinstance(space, box) and space.shape == flat.shape)
         own = inner.unwrapped
-        self.has = [name for name in METHODS if callable(getattr(own, name, None))]
-        self.steering = int(getattr(own, "steering", 0) or 0)
+        self.has = [name for name in METHODS if _can_be_called(getattr(own, name, None))]
+        steering = getattr(own, "steering", 0)
+        fits = isinstance(steering, int) and not isinstance(steering, bool) and 0 <= steering < action.shape[0]
+        self.steering = steering if fits else 0  # anything else has another meaning there
 
     def reset(self, seed: int | None, options: Plain | None = None) -> tuple[Any, Plain]:
         """The first observation of an episode, and its info."""
@@ -105,11 +113,11 @@ class Adapter:
         if self._space.contains(self._raw):
             return ""
         if not isinstance(self._space, gymnasium.spaces.Box):
-            return f"is not in {self._space}"
+            return f"is not in {short(self._space)}"
         raw = np.asarray(self._raw)
         if not np.can_cast(raw.dtype, self._space.dtype):
             return f"is {raw.dtype}, and its space is {self._space.dtype}"
-        return f"has values from {raw.min():g} to {raw.max():g}, beyond the bounds of {self._space}"
+        return f"has values from {raw.min():g} to {raw.max():g}, beyond the bounds of {short(self._space)}"
 
     def _vector(self, observation: Any) -> Any:
         self._raw = observation
@@ -119,12 +127,12 @@ class Adapter:
             except (ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError) as error:
                 raise Misbehaviour(
                     f"returned an observation {_described(observation)} that does not fit its observation space "
-                    f"{self._space} ({type(error).__name__}: {error}); return what the space declares"
+                    f"{short(self._space)} ({one_line(error)}); return what the space declares"
                 ) from error
         vector = np.asarray(observation, dtype=np.float32)
         if vector.shape != (self.size,):
             raise Misbehaviour(
-                f"returned an observation of shape {vector.shape}, but its observation space is {self._space}; "
+                f"returned an observation of shape {vector.shape}, but its observation space is {short(self._space)}; "
                 "return what the space declares"
             )
         return vector
@@ -135,10 +143,43 @@ class Adapter:
 
     def call(self, name: str) -> Any:
         """What one of its own methods returns."""
-        return getattr(self.inner.unwrapped, name)()
+        found = getattr(self.inner.unwrapped, name)()
+        try:
+            if name == "hazard":
+                return float(found)
+            if name in ("progress", "facts"):
+                return {str(key): float(value) for key, value in found.items()}
+        except (TypeError, ValueError, AttributeError):
+            expected = "a number" if name == "hazard" else "numbers by name, such as {'height': 2.5}"
+            raise Misbehaviour(f"{name}() returned something {_described(found)}; expected {expected}") from None
+        return found
 
     def close(self) -> None:
         self.inner.close()
+
+
+def short(space: Any) -> str:
+    """A space in one line of moderate length."""
+    text = " ".join(str(space).split())
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}..."
+
+
+def _modules(env: Any) -> Any:
+    """The modules of the classes of an environment and of all wrappers around it."""
+    layer = env
+    while layer is not None:
+        for kind in type(layer).__mro__:
+            yield kind.__module__
+        layer = getattr(layer, "env", None) if layer is not getattr(layer, "unwrapped", layer) else None
+
+
+def _can_be_called(method: Any) -> bool:
+    """Whether a method needs no arguments. One that does has another meaning in the environment."""
+    try:
+        inspect.signature(method).bind()
+    except (TypeError, ValueError):
+        return False
+    return callable(method)
 
 
 def _described(value: Any) -> str:
@@ -148,6 +189,7 @@ def _described(value: Any) -> str:
 
 def make_gym(module: str, env_id: str, frames: bool) -> Adapter:
     """A registered environment. `module`, where it is not empty, is imported first and registers it."""
+    before = frozenset(sys.modules)
     if module:
         import_module(module)
     registry = gymnasium.registry if hasattr(gymnasium, "registry") else gymnasium.envs.registry
@@ -168,7 +210,7 @@ def make_gym(module: str, env_id: str, frames: bool) -> Adapter:
     if frames and "rgb_array" in _render_modes(registered):
         registered.kwargs.setdefault("render_mode", "rgb_array")
     try:
-        return Adapter(gymnasium.make(registered), limit)
+        return Adapter(gymnasium.make(registered), limit, before)
     except gymnasium.error.Error as error:
         raise _cannot_be_made(error) from None
 
@@ -180,14 +222,16 @@ class SafeAdapter(Adapter):
     left out. `progress` counts the goals that were reached.
     """
 
-    def __init__(self, inner: Any, indicators: bool) -> None:
+    def __init__(self, inner: Any, frames: bool, indicators: bool, before: frozenset[str]) -> None:
         own = inner.unwrapped
         task = getattr(own, "task", None)
         # Its own wrapper ends episodes after as many steps.
-        super().__init__(inner, getattr(task, "num_steps", None))
-        self._indicators, self._goals = indicators, 0
+        super().__init__(inner, getattr(task, "num_steps", None), before)
+        # Environments without a task, such as those of velocities, have Gymnasium's renderer, which draws no cost.
+        self._indicators, self._goals = indicators or task is None, 0
         self.has = [*self.has, "progress"]
-        if not indicators and not (hasattr(task, "render_conf") and hasattr(own, "render_parameters")):
+        plain = hasattr(task, "render_conf") and hasattr(own, "render_parameters")
+        if frames and not self._indicators and not plain:
             raise Unusable("draws cost indicators that cannot be left out; pass --frame-indicators to use its frames")
 
     def reset(self, seed: int | None, options: Plain | None = None) -> tuple[Any, Plain]:
@@ -212,13 +256,20 @@ class SafeAdapter(Adapter):
 
 def make_safe(env_id: str, frames: bool, indicators: bool = True) -> Adapter:
     """An environment of the original Safety-Gymnasium, `<id>` or `<id>:<camera>`."""
+    before = frozenset(sys.modules)
     package = import_module("safety_gymnasium")
     env_id, _, camera = env_id.partition(":")
     chosen = {"camera_name": camera} if camera else {}
     try:
-        return SafeAdapter(package.make(env_id, render_mode="rgb_array" if frames else None, **chosen), indicators)
-    except gymnasium.error.Error as error:  # the package raises Gymnasium's
+        made = package.make(env_id, render_mode="rgb_array" if frames else None, **chosen)
+    except (gymnasium.error.Error, AssertionError) as error:  # the package raises both for an unknown id
         raise _cannot_be_made(error) from None
+    if camera:  # the renderer takes a view of its own for a name that it does not know
+        model = made.unwrapped.task.model
+        known = [model.camera(number).name for number in range(model.ncam)]
+        if camera not in known:
+            raise Unusable(f"has no camera '{camera}'; it has {', '.join(known)}")
+    return SafeAdapter(made, frames, indicators, before)
 
 
 def import_module(name: str) -> Any:
@@ -337,6 +388,8 @@ class BridgeServer:
             return {"value": self._env.departure()}, None
         if op == "make":
             return self._make(**head["arguments"])
+        if op == "files":
+            return {"value": _loaded_by(head["rule"], self._env.before)}, None
         return self._extra(op)
 
     def _make(self, family: str, module: str, env_id: str, frames: bool, indicators: bool) -> Reply:
@@ -359,9 +412,7 @@ class BridgeServer:
         if op == "expert":
             self._expert = result
             return {"there": result is not None}, None
-        if op == "hazard":
-            return {"value": float(result)}, None
-        return {"value": {str(key): float(value) for key, value in result.items()}}, None
+        return {"value": result}, None
 
     def serve(self) -> None:
         """Answer until the other end is gone."""
@@ -385,6 +436,29 @@ class BridgeServer:
                 return
 
 
+def _loaded_by(rule: str, before: frozenset[str]) -> list[str]:
+    """The files of the user's that were loaded, by the rule in a file of this package, which needs nothing else."""
+    spec = importlib.util.spec_from_file_location("_source_of_users", rule)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        return list(module.loaded_files(before | {spec.name}))
+    finally:
+        del sys.modules[spec.name]
+
+
+class _Silenced(io.FileIO):
+    """A file that swallows what is written after its reader has closed the pipe (`| head`)."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
 def _leave_with(lifeline: int) -> None:
     """End this process when the other one is gone, even in the middle of a step."""
     os.read(lifeline, 1)
@@ -396,6 +470,9 @@ def main() -> None:
     for number in (reading, writing, lifeline):
         os.set_inheritable(number, False)  # a process that the environment starts must not keep them open
     threading.Thread(target=_leave_with, args=(lifeline,), daemon=True).start()
+    for name in ("stdout", "stderr"):
+        silent = io.BufferedWriter(_Silenced(getattr(sys, name).fileno(), "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(silent, errors="replace", line_buffering=True))
     # The folder of this file is no place for the environment's modules; the current one is, as for the command line.
     sys.path[0:1] = []
     sys.path.append(os.getcwd())

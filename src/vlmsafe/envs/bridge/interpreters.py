@@ -1,7 +1,7 @@
 """Which interpreter the part of an environment's name after `@` means.
 
-It is a path, a command on the PATH, or the name of an entry in `interpreters.yaml` of the current folder (or the file
-that VLMSAFE_INTERPRETERS names):
+It is a path, the folder of a virtual environment, a command on the PATH, or the name of an entry in
+`interpreters.yaml` of the current folder (or the file that VLMSAFE_INTERPRETERS names):
 
     formula-one:
       python: /opt/formula-one/bin/python
@@ -54,8 +54,9 @@ def find_interpreter(name: str) -> Interpreter:
     entries = _entries(file)
     if name in entries:
         return _entry(name, entries[name], file)
-    if "/" not in name:
-        found = shutil.which(name)
+    if "/" not in name and not (Path(name) / "bin" / "python").exists():
+        # A name that was an entry may be that of any program; only a python is run.
+        found = shutil.which(name) if name.startswith(("python", "pypy")) else None
         if found is None:
             known = f"; {file} has {', '.join(entries)}" if entries else f"; there is no {file} here"
             raise InputError(

@@ -17,6 +17,7 @@ from vlmsafe.envs.bridge import adapter
 from vlmsafe.envs.bridge.interpreters import Interpreter
 from vlmsafe.envs.vector.pool import WORKER_VARIABLES, EnvironmentDied, WorkerError, describe_exit
 from vlmsafe.errors import EXIT_FAILED, InputError
+from vlmsafe.io import source
 
 _START_SECONDS = 300.0  # imports of a simulator from a slow disk
 
@@ -61,7 +62,8 @@ class RemoteEnv:
         self._dtype: str = dtype.str
 
     def reset(self, seed: int | None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        head, data = self._ask({"op": "reset", "seed": seed, "options": options})
+        scenario = None if seed is None else int(seed)
+        head, data = self._ask({"op": "reset", "seed": scenario, "options": options})
         return np.frombuffer(data, np.float32), head["info"]
 
     def step(self, action: NDArray[Any]) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -71,6 +73,10 @@ class RemoteEnv:
     def render(self) -> Any:
         head, data = self._ask({"op": "render"})
         return None if head["shape"] is None else np.frombuffer(data, head["dtype"]).reshape(head["shape"])
+
+    def files(self) -> tuple[str, ...]:
+        """The files of the user's that were loaded there."""
+        return tuple(self._ask({"op": "files", "rule": source.__file__})[0]["value"])
 
     def departure(self) -> str:
         return str(self._ask({"op": "departure"})[0]["value"])
@@ -94,6 +100,8 @@ class RemoteEnv:
         return self._receive()
 
     def _send(self, head: dict[str, Any], array: NDArray[Any] | None = None) -> None:
+        if not self._end.alive:
+            raise EnvironmentDied(f"environment '{self._name}' is closed")
         try:
             self._pipes.send(head, array)
         except BrokenPipeError:

@@ -175,7 +175,9 @@ def failure_of(name: str, error: BaseException) -> VlmsafeError:
         return error
     text = " ".join(str(error).split()) or "no message"
     details = "".join(traceback.format_exception(error))
-    return ScorerFailure(f"the scorer '{name}' raised {type(error).__name__}: {text}", details)
+    innermost = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" ({frame.filename}, line {frame.lineno}, in {frame.name})" for frame in innermost)
+    return ScorerFailure(f"the scorer '{name}' raised {type(error).__name__}: {text}{place}", details)
 
 
 def score_named(scorer: Scorer, name: str, inputs: Inputs) -> Similarities:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
-from vlmsafe.io.source import SourceHash, hash_source, unseen_modules
+from vlmsafe.io.source import SourceHash, hash_source, loaded_files, stale_files, unseen_files
 from vlmsafe.signals.scorers.api import ALL_RULES, COSINE_RULES, YES_NO_RULES, InputKind, Precision, Rule, Scorer
 
 if TYPE_CHECKING:  # settings are read without prompts, which need YAML
@@ -225,7 +225,7 @@ def _maker(argument: str) -> Callable[[PromptSet], Any]:
 
 
 def _python(loading: Loading) -> Scorer:
-    text = f"python:{loading.argument}"
+    text, before = f"python:{loading.argument}", frozenset(sys.modules)
     maker = _maker(loading.argument)
     try:
         scorer = maker(loading.prompts)
@@ -235,7 +235,7 @@ def _python(loading: Loading) -> Scorer:
         raise InputError(f"'{text}' raised {type(error).__name__}: {error}") from error
     if not isinstance(scorer, Scorer):
         raise InputError(f"'{text}' gave a {type(scorer).__name__}; expected a vlmsafe.Scorer")
-    scorer.source = _loaded_source(loading.argument.partition(":")[0], scorer)
+    scorer.source = _loaded_source(loading.argument.partition(":")[0], scorer, before)
     return scorer
 
 
@@ -243,10 +243,16 @@ _LOADED: dict[str, tuple[Any, SourceHash]] = {}
 """The user's modules that this process loaded scorers from: the import, which a reload replaces, and the source."""
 
 
-def _loaded_source(module: str, scorer: Scorer) -> SourceHash:
-    """The source that a scorer was loaded from. Python imports a module once, so a later change is not loaded."""
+def _loaded_source(module: str, scorer: Scorer, before: frozenset[str]) -> SourceHash:
+    """The source that a scorer was loaded from. Python imports a module once, so a later change is not loaded.
+
+    `before` are the names of the modules that were loaded before. For one of them the present file may not be what was
+    imported.
+    """
     now, imported = hash_source([module], revision=True), sys.modules[module].__spec__
     if module not in _LOADED or _LOADED[module][0] is not imported:
+        if module in before and (stale := stale_files(now)):
+            now = replace(now, unknown=f"{', '.join(stale)} may have been changed after this process imported it")
         _LOADED[module] = imported, now
     then = _LOADED[module][1]
     if changes := then.changes(now):
@@ -254,10 +260,10 @@ def _loaded_source(module: str, scorer: Scorer) -> SourceHash:
             f"the source of 'python:{module}' was changed after this process had loaded it ({changes}); start Python, "
             "or the scoring service, again"
         )
-    unseen = unseen_modules((kind.__module__ for kind in type(scorer).__mro__), now)
-    return (
-        replace(now, unknown=f"it is made of {', '.join(unseen)}, which '{module}' does not import") if unseen else now
-    )
+    unseen = unseen_files(loaded_files(before.difference(kind.__module__ for kind in type(scorer).__mro__)), now)
+    if unseen and not then.unknown:
+        return replace(now, unknown=f"it is made of {', '.join(unseen)}, which '{module}' does not import")
+    return replace(now, unknown=then.unknown)
 
 
 def scorer_source(scorer: str) -> SourceHash | None:
