@@ -159,4 +159,4 @@ def test_the_command_has_the_functions_defaults():
     own, function = CloneCommand("braking"), inspect.signature(clone).parameters
     shared = [name for name in function if hasattr(own, name) and name != "env"]
     assert {name: getattr(own, name) for name in shared} == {name: function[name].default for name in shared}
-    assert len(shared) == 9
+    assert len(shared) == 10

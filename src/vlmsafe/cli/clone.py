@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -34,6 +34,8 @@ class CloneCommand:
     """Steps over which the clone also observes by how much each value has changed; 0 for none."""
     braking_weight: float = 1.0
     """How many times a state counts in which the scripted driver brakes."""
+    budget: float | None = None
+    """Cost that an episode may have, for evaluations; by default the environment's."""
     seed: int = 0
     """Seed of everything random."""
     processes: int = 2
@@ -60,11 +62,13 @@ def clone_verb(argv: list[str]) -> None:
 
         run = clone(
             command.env, steps=command.steps, passes=command.passes, rounds=command.rounds, hidden=command.hidden,
-            observe_changes=command.observe_changes, braking_weight=command.braking_weight, seed=command.seed,
-            processes=command.processes, run_dir=command.run_dir, on_progress=on_progress,
+            observe_changes=command.observe_changes, braking_weight=command.braking_weight, budget=command.budget,
+            seed=command.seed, processes=command.processes, run_dir=command.run_dir, on_progress=on_progress,
         )  # fmt: skip
     error = run.rows("epochs")[-1]["imitation_error"]
     path = shlex.quote(str(run.path))
     out.print(f"finished: {run.path}", markup=False, soft_wrap=True)
+    for note in replace(run.config, budget=command.budget).assumptions:
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
     out.print(f"its actions, from -1 to 1, differ from the scripted driver's by {error:.3f} (root mean square)")
     out.print(f"evaluate it with: vlmsafe evaluate {path}", markup=False, soft_wrap=True)

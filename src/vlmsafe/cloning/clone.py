@@ -57,6 +57,7 @@ def clone(
     hidden: Sequence[int] = CLONE.learner.hidden,
     observe_changes: int = 0,
     braking_weight: float = 1.0,
+    budget: float | None = None,
     seed: int = 0,
     processes: int = 2,
     run_dir: Path | str | None = None,
@@ -68,7 +69,8 @@ def clone(
     rounds records as many steps in which the clone drives and the scripted driver says what it would do, and fits a new
     policy to everything recorded so far. With `observe_changes` the clone also sees by how much its observation has
     changed over so many steps. A state in which the scripted driver brakes counts `braking_weight` times: few states
-    decide whether a drive ends in a crash, and in most of them the driver brakes.
+    decide whether a drive ends in a crash, and in most of them the driver brakes. `budget` is the cost that an episode
+    may have, by default the environment's; evaluations compare with it.
 
     The same settings and seed give the same run with any number of `processes`. Nothing is written before the clone is
     ready.
@@ -85,12 +87,13 @@ def clone(
         if value < least:
             raise InputError(f"{name} is {value}; expected {least} or more")
     place = None if run_dir is None else Path(run_dir)
-    config = clone_config(env, steps, passes, rounds, tuple(hidden), seed, place, observe_changes, braking_weight)
+    settings = (steps, passes, rounds, tuple(hidden), seed, place, observe_changes, braking_weight, budget)
+    config = clone_config(env, *settings)
     if not kernels.fit(config.kernels):
         return call_in_child(
             config.kernels, clone, env, steps=steps, passes=passes, rounds=rounds, hidden=tuple(hidden),
-            observe_changes=observe_changes, braking_weight=braking_weight, seed=seed, processes=processes,
-            run_dir=run_dir, callbacks={"on_progress": on_progress},
+            observe_changes=observe_changes, braking_weight=braking_weight, budget=budget, seed=seed,
+            processes=processes, run_dir=run_dir, callbacks={"on_progress": on_progress},
         )  # fmt: skip
     _refuse_overwriting(config)
     config.spec.require()
@@ -119,13 +122,14 @@ def clone_config(
     run_dir: Path | None,
     observe_changes: int = 0,
     braking_weight: float = 1.0,
+    budget: float | None = None,
 ) -> TrainConfig:
     """The settings of the run: a round is what an epoch is to trained runs."""
     defaults = method_defaults(CLONE.name)
     learner = dataclasses.replace(defaults.learner, hidden=hidden, update_iters=passes, braking_weight=braking_weight)
     return dataclasses.replace(
         defaults, env=env, seed=seed, total_steps=steps * (1 + rounds), steps_per_epoch=steps, run_dir=run_dir,
-        observe_changes=observe_changes, learner=learner,
+        observe_changes=observe_changes, budget=budget, learner=learner,
     ).resolved()  # fmt: skip
 
 
