@@ -180,8 +180,7 @@ def test_episodes_of_two_versions_of_the_code_never_share_a_table(project):
     assert set(after["env_source"]) != set(before["env_source"])
     assert after["cost"][:3].to_list() != before["cost"].to_list()
     assert notes[1:] == [
-        f"{run.path} was trained with other code: the source of its environment has changed: "
-        "reef_rules.py",
+        f"{run.path} was trained with other code: the source of its environment has changed: reef_rules.py",
         f"{run.evaluation_path('held-out')} was made with other source of 'gym:reef:Reef-v0'; its episodes are run "
         "again",
     ]
