@@ -322,7 +322,9 @@ class Framed(Counter):
     """Shows the cost to people, and not to scorers."""
 
     steering = 1
-    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def __init__(self) -> None:
+        super().__init__(action_space=spaces.Box(-1.0, 1.0, (2,), np.float32))
 
     def render(self) -> Any:
         return np.full((4, 5, 3), 255, np.uint8)
@@ -341,7 +343,7 @@ def test_a_scorer_sees_the_same_picture_in_training_and_in_the_wrapper():
         wrapper = SemanticSignals(gymnasium.make("Framed-v0", disable_env_checker=True), "constant:1,0")
         for one in (env, wrapper):
             one.reset(seed=0)
-            one.step(np.zeros(1, np.float32))
+            one.step(np.zeros(2, np.float32))
         np.testing.assert_array_equal(env.frame(), np.full((4, 5, 3), 1))
         np.testing.assert_array_equal(env.frame(), wrapper._frame())
         assert (env.steering, env.progress(), env.facts()) == (1, {"steps": 1.0}, {})
