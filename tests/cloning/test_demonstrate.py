@@ -83,8 +83,14 @@ def test_the_clone_drives_and_the_scripted_driver_answers():
     np.testing.assert_allclose(np.concatenate(env.executed), 2.0 * expected, atol=1e-6)
 
 
-def test_answers_beyond_the_bounds_are_cut():
-    found = demonstrate(Steered(answer=lambda state: np.array([3.0, -3.0])), task(10))
+@pytest.mark.parametrize("answer", [[3.0, -1.0], [1.0, -1.00001]])
+def test_answers_in_the_environments_own_units_are_refused(answer):
+    with pytest.raises(EnvironmentFailure, match=r"'steered': expert\(\) gave the action .* -1 to 1: .* own units"):
+        demonstrate(Steered(answer=lambda state: np.array(answer)), task(10))
+
+
+def test_answers_that_rounding_carried_beyond_the_bounds_are_cut():
+    found = demonstrate(Steered(answer=lambda state: np.array([1.0 + 5e-7, -1.0 - 5e-7])), task(10))
     np.testing.assert_array_equal(found.actions, [[1.0, -1.0]] * 10)
 
 
@@ -96,7 +102,7 @@ def test_answers_beyond_the_bounds_stay_where_the_environment_does_not_clip():
     assert max(np.abs(actions).max() for actions in env.executed) > 5.0  # the environment's bounds are twice as wide
 
 
-@pytest.mark.parametrize("answer", [[0.5], [0.5, np.nan], [[0.5, 0.5]]])
+@pytest.mark.parametrize("answer", [[0.5], [0.5, np.nan], [[0.5, 0.5]], ["left", "right"]])
 def test_an_answer_that_is_no_action_is_named(answer):
     with pytest.raises(EnvironmentFailure, match=r"expert\(\) gave the action .*; expected 2 finite numbers"):
         demonstrate(Steered(answer=lambda state: np.array(answer)), task(10))

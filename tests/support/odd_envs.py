@@ -1,5 +1,6 @@
-"""Ten environments that are broken in one way each and three that are in order, for `check-env`."""
+"""Environments that are broken in one way each, some that are odd, and three that are in order, for `check-env`."""
 
+import os
 import time
 
 import gymnasium
@@ -158,8 +159,139 @@ class Raises(Good):
         return super().cost()
 
 
+class TextCost(Good):
+    def cost(self):
+        return "1"
+
+
+class AlwaysCost(Good):
+    def cost(self):
+        return 1.0
+
+
+class NanObservation(Good):
+    def step(self, action):
+        x, *rest = super().step(action)
+        return np.full_like(x, np.nan), *rest
+
+
+class FixedAction(Good):
+    action_space = spaces.Box(np.array([-2.0, 1.0], np.float32), np.array([2.0, 1.0], np.float32))
+
+
+class WholeActions(Good):
+    action_space = spaces.Box(0, 10, (2,), np.int64)
+
+
+class OneStep(Good):
+    def step(self, action):
+        x, reward, _, truncated, _ = super().step(action)
+        return x, reward, True, truncated, {"cost": float(self.x[0] > 0)}
+
+
+class OwnUnits(Good):
+    """A scripted driver whose later actions are in the environment's units."""
+
+    def expert(self):
+        return lambda: np.array([0.5, 1.0 if self.t < 5 else 2.0])
+
+
+class NoFunction(Good):
+    def expert(self):
+        return np.zeros(2)
+
+
+class Dies(Good):
+    def cost(self):
+        if self.t == 9:
+            os._exit(3)
+        return super().cost()
+
+
+class DiesAtOnce(Good):
+    def __init__(self, render_mode=None):
+        os._exit(3)
+
+
+class FloatFrame(Good):
+    def render(self):
+        return super().render() / 255.0
+
+
+class WideFrame(Good):
+    def render(self):
+        return super().render().astype(np.int64)
+
+
+class GreyFrame(Good):
+    def render(self):
+        return super().render()[..., 0]
+
+
+class AlphaFrame(Good):
+    def render(self):
+        return np.zeros((16, 24, 4), np.uint8)
+
+
+class NoFrame(Good):
+    def render(self):
+        return None
+
+
+class ListFrame(Good):
+    def render(self):
+        return [super().render()]
+
+
+class RaisingFrame(Good):
+    def render(self):
+        raise RuntimeError("no display")
+
+
+class GrowingFrame(Good):
+    def render(self):
+        return np.zeros((16 + self.t, 24, 3), np.uint8)
+
+
+class NoMode(Good):
+    def __init__(self):
+        pass
+
+
+class Undeclared(NoFrame):
+    """Does not say that it renders, and does not."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+
+class Hangs(Good):
+    def step(self, action):
+        while self.t == 5:
+            time.sleep(1.0)
+        return super().step(action)
+
+
+class Prints(Good):
+    def step(self, action):
+        print("chatter from Python")
+        return super().step(action)
+
+
+class PrintsBelow(Good):
+    """Prints as a library that is not written in Python does."""
+
+    def step(self, action):
+        os.write(1, b"chatter from below\n")
+        return super().step(action)
+
+
 GOOD = (Good, GoodImage, GoodSix)
-BROKEN = (NoCost, NegativeCost, NanCost, WrongShape, WrongKind, Endless, Unseeded, CarriesOver, Slow, Huge, Raises)
-for kind in (*GOOD, *BROKEN):
+BROKEN = (
+    NoCost, NegativeCost, NanCost, WrongShape, WrongKind, Endless, Unseeded, CarriesOver, Slow, Huge, Raises, TextCost,
+    AlwaysCost, NanObservation, FixedAction, WholeActions, OneStep, OwnUnits, NoFunction, Dies, DiesAtOnce, FloatFrame,
+    WideFrame, GreyFrame, AlphaFrame, NoFrame, ListFrame, RaisingFrame, GrowingFrame, NoMode, Hangs,
+)  # fmt: skip
+ODD = (Undeclared, Prints, PrintsBelow)
+for kind in (*GOOD, *BROKEN, *ODD):
     limit = None if kind is Endless else 40
     gymnasium.register(f"{kind.__name__}-v0", entry_point=kind, max_episode_steps=limit)

@@ -23,7 +23,7 @@ class CheckEnvCommand:
     steps: int = 2000
     """Steps to drive at most."""
     seconds: float = 20.0
-    """Seconds to drive at most."""
+    """Seconds to drive at most. A call that does not return within three times as many and 30 more ends the check."""
 
 
 def check_env_verb(argv: list[str]) -> None:

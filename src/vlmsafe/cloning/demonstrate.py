@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, Scenarios
-from vlmsafe.envs.episodes import begin_episode, step_episode
-from vlmsafe.errors import EnvironmentFailure, InputError
+from vlmsafe.envs.episodes import begin_episode, checked_answer, step_episode
+from vlmsafe.errors import InputError
 from vlmsafe.learners.policy import ActionMap, Policy
 from vlmsafe.numerics.normaliser import Array, Normaliser
 
@@ -109,7 +108,7 @@ def demonstrate(env: Env, task: DemonstrationTask, tick: Callable[[int], None] =
         noise, cut = CorrelatedNoise(strength, size, rng), rng.random() < CUT
         end, length, returned, total_cost, finished = math.inf, 0, 0.0, 0.0, False
         while not finished and length < end and step < task.steps:
-            answer = within(_checked(expert(), size, task.env))
+            answer = within(checked_answer(expert(), env, f"environment '{task.env}': "))
             observations[step], actions[step] = observation, answer
             step, length = step + 1, length + 1
             drive = within(answer + noise.draw()) if task.clone is None else _mean(observation, *task.clone)
@@ -129,14 +128,3 @@ def demonstrate(env: Env, task: DemonstrationTask, tick: Callable[[int], None] =
 
 def _mean(observation: Array, policy: Policy, normaliser: Normaliser) -> Array:
     return policy.mean(normaliser.normalise(observation))
-
-
-def _checked(answer: Any, size: int, env: str) -> NDArray[np.float64]:
-    """The scripted driver's action."""
-    action = np.asarray(answer, np.float64)
-    if action.shape != (size,) or not np.isfinite(action).all():
-        raise EnvironmentFailure(
-            f"environment '{env}': expert() gave the action {action.tolist()}; expected {size} finite numbers from -1 "
-            "to 1"
-        )
-    return action

@@ -1,31 +1,40 @@
 """`check_environment`: drive an environment in processes of its own, and say what training would meet.
 
-`ExamineTask` measures inside a worker process. `judge` turns the measurements into findings, each with what to do.
+`ExamineTask` measures inside a worker process. The main process watches what the worker is doing, so that it can end
+one that hangs. `judge` turns the measurements into findings, each with what to do.
 """
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
-import hashlib
+import io
+import multiprocessing
+import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
-from vlmsafe.envs.api import Env, EnvSpec
-from vlmsafe.envs.episodes import checked_cost, checked_observation, checked_reward, random_actions
-from vlmsafe.envs.vector.pool import EnvRecipe, WorkerError, WorkerPool
-from vlmsafe.errors import EnvironmentFailure, InputError, VlmsafeError
+from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation
+from vlmsafe.envs.episodes import Examination, ExamineTask
+from vlmsafe.envs.vector.pool import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
+from vlmsafe.envs.wrappers import WrappedEnv
+from vlmsafe.errors import EXIT_BAD_INPUT, EnvironmentFailure, VlmsafeError
 
 Level = Literal["ok", "note", "warning", "error"]
-_REPEATED = 50
-"""Steps of a rollout that is repeated."""
 LARGE_OBSERVATION = 10_000
 """Values of an observation beyond which training is slow and an epoch takes gigabytes."""
 _SLOW = 100.0  # steps per second below which a million steps take hours
+_CALLS = ("", "its import or __init__()", "reset()", "step()", "render()", "hazard()", "expert()", "progress()",
+          "facts()")  # fmt: skip
+_CONTEXT = multiprocessing.get_context("forkserver")
 
 
 @dataclass(frozen=True)
@@ -40,204 +49,194 @@ class EnvFinding:
     """The traceback, where the environment raised an exception."""
 
 
-@dataclass
-class Examination:
-    """What a worker measured."""
+class _Watched(WrappedEnv):
+    """An environment that writes down each call before it is made, where another process reads it."""
 
-    size: int = 0
-    unbounded: int = 0
-    """Actions without finite bounds."""
-    problems: dict[str, str] = field(default_factory=dict)
-    """The first problem of each part."""
-    departure: str = ""
-    steps: int = 0
-    costly: int = 0
-    costs: float = 0.0
-    """The highest cost of a step."""
-    ends: list[int] = field(default_factory=list)
-    """Lengths of the episodes that ended."""
-    longest: int = 0
-    step_limit: int | None = None
-    digests: list[str] = field(default_factory=list)
-    """Of a scenario, of the same one again, and of another one."""
-    step_seconds: float = 0.0
-    reset_seconds: float = 0.0
-    frame: tuple[int, ...] | None = None
-    frame_seconds: float = 0.0
-    extras: list[str] = field(default_factory=list)
-    """What it has beyond Gymnasium's interface."""
+    def __init__(self, env: Env, call: Any) -> None:
+        super().__init__(env)
+        self._call = call
+
+    def _begin(self, name: str) -> None:
+        sys.stdout.flush()  # what was printed must not be lost where this call ends the process
+        # The count of calls, which tells two of the same name apart, and the name.
+        self._call.value = (self._call.value // len(_CALLS) + 1) * len(_CALLS) + _CALLS.index(name)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        self._begin("reset()")
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        self._begin("step()")
+        return super().step(action)
+
+    def frame(self) -> Frame:
+        self._begin("render()")
+        return super().frame()
+
+    def hazard(self) -> float:
+        self._begin("hazard()")
+        return super().hazard()
+
+    def expert(self) -> Callable[[], NDArray[np.float64]] | None:
+        self._begin("expert()")
+        return super().expert()
+
+    def progress(self) -> Mapping[str, float]:
+        self._begin("progress()")
+        return super().progress()
+
+    def facts(self) -> Mapping[str, float]:
+        self._begin("facts()")
+        return super().facts()
 
 
 @dataclass(frozen=True)
-class ExamineTask:
-    """Drives random actions for a number of steps or seconds, whichever ends first."""
+class _WatchedRecipe(EnvRecipe):
+    """Makes the environment of a process that is watched, and keeps what it prints out of this command's output."""
 
-    scenario: int
-    steps: int
-    seconds: float
-    frames: bool = False
+    call: Any = None
+    """A shared number: what `_Watched` writes."""
+    output: Any = None
+    """The pipe for standard output."""
 
-    def run(self, env: Env, tick: Callable[[int], None]) -> Examination:
-        space = env.action_space
-        assert isinstance(space, gymnasium.spaces.Box)
-        found = Examination(size=int(np.prod(env.observation_space.shape or ())), step_limit=env.step_limit)
-        found.unbounded = int((~np.isfinite(space.low) | ~np.isfinite(space.high)).sum())
-        if self.frames:
-            _look(env, self.scenario, found)
-            return found
-        until = time.perf_counter() + self.seconds
-        for scenario in (self.scenario, self.scenario, self.scenario + 1):
-            self._episode(env, scenario, _REPEATED, until, found)
-        _call_extras(env, found)
-        scenario = self.scenario + 1
-        while found.steps < self.steps and time.perf_counter() < until:
-            scenario += 1
-            self._episode(env, scenario, self.steps - found.steps, until, found)
-            tick(found.steps)
-        return found
-
-    def _episode(self, env: Env, scenario: int, steps: int, until: float, found: Examination) -> None:
-        """Drive an episode to its end or for some steps, and add what it shows."""
-        assert isinstance(env.action_space, gymnasium.spaces.Box)
-        digest, actions = hashlib.sha256(), random_actions(env.action_space, scenario)
-        began = time.perf_counter()
-        observation, _ = env.reset(seed=scenario)
-        found.reset_seconds = max(found.reset_seconds, time.perf_counter() - began)
-        digest.update(_seen(found, observation, scenario, 0))
-        for step in range(1, steps + 1):
-            action = next(actions)
-            began = time.perf_counter()
-            observation, reward, terminated, truncated, info = env.step(action)
-            found.step_seconds += time.perf_counter() - began
-            found.steps += 1
-            found.longest = max(found.longest, step)
-            digest.update(_seen(found, observation, scenario, step))
-            with _Noting(found, "reward"):
-                digest.update(np.float64(checked_reward(reward, scenario, step)).tobytes())
-            with _Noting(found, "cost"):
-                cost = checked_cost(info, scenario, step)
-                digest.update(np.float64(cost).tobytes())
-                found.costly += cost > 0.0
-                found.costs = max(found.costs, cost)
-            if step <= _REPEATED and not found.departure:
-                found.departure = env.departure()
-            if terminated or truncated:
-                found.ends.append(step)
-                break
-            if time.perf_counter() > until:
-                break
-        found.digests.append(digest.hexdigest())
+    def make(self) -> Env:
+        os.dup2(self.output.fileno(), 1)  # also for libraries that do not print through Python
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)
+        self.call.value = _CALLS.index("its import or __init__()")
+        return _Watched(super().make(), self.call)
 
 
-class _Noting:
-    """Remembers the first problem of a part, and goes on."""
+class _Watch:
+    """The main process's side: how long the current call has lasted, and whether anything was printed."""
 
-    def __init__(self, found: Examination, part: str) -> None:
-        self._found, self._part = found, part
+    def __init__(self, spec: EnvSpec, patience: float) -> None:
+        self._name, self._patience = spec.name, patience
+        self._call = _CONTEXT.RawValue("q", 0)
+        self._ours, self._theirs = _CONTEXT.Pipe(duplex=False)
+        self.recipe = _WatchedRecipe(spec, spec.training, call=self._call, output=self._theirs)
+        self._last, self._since = 0, 0.0
+        self.printed = False
+        self._reader = threading.Thread(target=self._forward, daemon=True)
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: object) -> bool:
-        if not isinstance(error, EnvironmentFailure | TypeError | ValueError):
-            return False
-        self._found.problems.setdefault(self._part, str(error))
-        return True
-
-
-def _seen(found: Examination, observation: Any, scenario: int, step: int) -> bytes:
-    with _Noting(found, "observation"):
-        checked_observation(observation, scenario, step)
-    return np.ascontiguousarray(observation).tobytes()
-
-
-def _call_extras(env: Env, found: Examination) -> None:
-    """Call what the environment has beyond Gymnasium's interface."""
-    try:
-        env.hazard()
-        found.extras.append("hazard")
-    except InputError:
-        pass  # it has none
-    except EnvironmentFailure as error:
-        found.problems["hazard"] = str(error)
-    if (expert := env.expert()) is not None:
-        found.extras.append("expert")
-        shape = np.shape(expert())
-        if shape != env.action_space.shape:
-            found.problems["expert"] = (
-                f"expert() chose an action of shape {shape}, and the action space has {env.action_space.shape}; "
-                "return one number per action, from -1 to 1"
+    def run(self, task: ExamineTask) -> Examination:
+        try:
+            # One restart would be allowed, so that `_died` is called and can say more than the pool.
+            with WorkerPool[Examination](self.recipe, 1, fresh=True, max_restarts=1, on_crash=self._died) as pool:
+                pool.prepare()
+                self._theirs.close()  # the worker has the other end now, and its death ends the reader
+                self._reader.start()
+                answers = pool.run([task], should_stop=self._hangs)
+        finally:
+            if self._reader.is_alive():
+                self._reader.join(timeout=5.0)  # a process that the environment started may keep the pipe open
+        if answers is None:
+            raise EnvironmentFailure(
+                f"environment '{self._name}' did not return from {self._doing} within {self._patience:,.0f} seconds; "
+                "look for a loop or a wait without end there, or allow more time with a larger --seconds"
             )
-    for name, values in (("progress", env.progress()), ("facts", env.facts())):
-        if values:
-            found.extras.append(name)
-        wrong = [key for key, value in values.items() if not np.isfinite(value)]
-        if wrong:
-            found.problems[name] = f"{name}() gave {', '.join(wrong)} as NaN or infinity; leave out what is not known"
+        return answers[0]
 
+    @property
+    def _doing(self) -> str:
+        return _CALLS[self._call.value % len(_CALLS)]
 
-def _look(env: Env, scenario: int, found: Examination) -> None:
-    """Render some frames."""
-    env.reset(seed=scenario)
-    assert isinstance(env.action_space, gymnasium.spaces.Box)
-    actions = random_actions(env.action_space, scenario)
-    env.frame()  # the first one may start a renderer
-    for _ in range(3):
-        env.step(next(actions))
-        began = time.perf_counter()
-        frame = env.frame()
-        found.frame_seconds = time.perf_counter() - began
-        if found.frame not in (None, frame.shape):
-            found.problems["rendering"] = (
-                f"frames have the shapes {found.frame} and {frame.shape}; all must be alike, so render a fixed size"
-            )
-        found.frame = frame.shape
+    def _hangs(self) -> bool:
+        call, now = self._call.value, time.monotonic()
+        if call != self._last or not call:  # 0: the process has not started yet
+            self._last, self._since = call, now
+        return now - self._since > self._patience
+
+    def _died(self, crash: WorkerCrash) -> None:
+        if "environment" in crash.cause:  # it ran in another interpreter, and the cause says so
+            raise EnvironmentFailure(crash.cause)
+        how = f"ended with {crash.cause}" if crash.cause.startswith("exit code") else f"was {crash.cause}"
+        during = f" during {self._doing}" if self._doing else ""
+        raise EnvironmentFailure(
+            f"environment '{self._name}': its process {how}{during}; do the same in a Python program of your own to "
+            "see why"
+        )
+
+    def _forward(self) -> None:
+        """Pass on to standard error what the worker prints to standard output."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        while printed := os.read(self._ours.fileno(), 1 << 16):
+            self.printed = True
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                sys.stderr.write(decoder.decode(printed))
+                sys.stderr.flush()
 
 
 def check_environment(
-    spec: EnvSpec, *, steps: int = 2000, seconds: float = 20.0, steps_per_epoch: int = 20_000
+    spec: EnvSpec,
+    *,
+    steps: int = 2000,
+    seconds: float = 20.0,
+    steps_per_epoch: int = 20_000,
+    patience: float | None = None,
 ) -> list[EnvFinding]:
-    """Findings of an environment, from a number of steps or seconds, whichever ends first."""
-    first = ExamineTask(spec.training.start, steps, seconds)
-    try:
-        found = _examined(spec, first)
-        again = _examined(spec, dataclasses.replace(first, steps=0, seconds=seconds))
-    except VlmsafeError as error:
-        details = error.details if isinstance(error, WorkerError) and error.raised else ""
-        return [EnvFinding("start" if isinstance(error, InputError) else "running", "error", str(error), details)]
-    try:
-        seen: Examination | str = _examined(
-            dataclasses.replace(spec, frames=True), dataclasses.replace(first, frames=True)
+    """Findings of an environment, from a number of steps or seconds, whichever ends first.
+
+    `patience` is the number of seconds after which a call that does not return ends the check, by default three times
+    `seconds` and 30 more. What the environment prints goes to standard error.
+    """
+    watches: list[_Watch] = []
+
+    def examined(spec: EnvSpec, task: ExamineTask) -> Examination:
+        spec.require()
+        watches.append(_Watch(spec, 3.0 * seconds + 30.0 if patience is None else patience))
+        return watches[-1].run(task)
+
+    findings = _findings(spec, ExamineTask(spec.training.start, steps, seconds), examined, steps_per_epoch)
+    if any(watch.printed for watch in watches):
+        text = (
+            "it prints to standard output, which was sent to standard error here; in training it mixes with other "
+            "output, so leave the prints out, or use logging"
         )
+        findings.append(EnvFinding("prints", "note", text))
+    return findings
+
+
+def _findings(
+    spec: EnvSpec, task: ExamineTask, examined: Callable[[EnvSpec, ExamineTask], Examination], steps_per_epoch: int
+) -> list[EnvFinding]:
+    try:
+        found = examined(spec, task)
+        again = examined(spec, dataclasses.replace(task, once=True))
     except VlmsafeError as error:
-        seen = str(error)
-    return list(judge(spec, found, again, seen, steps_per_epoch))
+        part = "start" if error.exit_code == EXIT_BAD_INPUT else "running"
+        return [EnvFinding(part, "error", str(error), _raised(error))]
+    try:
+        frames = examined(dataclasses.replace(spec, frames=True), dataclasses.replace(task, frames=True))
+    except VlmsafeError as error:
+        rendering = _no_frames(found, error)
+    else:
+        rendering = _judge_frames(frames)
+    return list(judge(spec, found, again, rendering, steps_per_epoch))
 
 
-def _examined(spec: EnvSpec, task: ExamineTask) -> Examination:
-    spec.require()
-    with WorkerPool[Examination](EnvRecipe(spec, spec.training), 1, fresh=True, max_restarts=0) as pool:
-        answers = pool.run([task])
-    assert answers is not None
-    return answers[0]
+def _raised(error: VlmsafeError) -> str:
+    """The traceback through the environment's own code; empty if it raised nothing."""
+    return error.details if isinstance(error, WorkerError) and error.raised else ""
 
 
 def judge(
-    spec: EnvSpec, found: Examination, again: Examination, seen: Examination | str, steps_per_epoch: int
+    spec: EnvSpec, found: Examination, again: Examination, rendering: EnvFinding, steps_per_epoch: int
 ) -> Iterator[EnvFinding]:
-    """What measurements mean. `again` is from a fresh process, `seen` of frames or why there are none."""
+    """What measurements mean. `again` is from a fresh process."""
     yield from _judge_numbers(found)
     yield _judge_size(found, steps_per_epoch)
     yield _judge_actions(found)
     yield _judge_end(spec, found)
     yield _judge_seeds(found, again)
-    yield _judge_frames(seen)
+    yield rendering
     yield _judge_speed(found)
-    for name in ("hazard", "expert", "progress", "facts"):
-        if name in found.problems:
-            yield EnvFinding(name, "error", found.problems[name])
-    if found.extras:
-        yield EnvFinding("extras", "ok", f"it has {', '.join(found.extras)}")
+    known = ("hazard", "expert", "progress", "facts")
+    yield from (EnvFinding(name, "error", found.problems[name]) for name in known if name in found.problems)
+    if extras := [name for name in known if name in found.extras and name not in found.problems]:
+        yield EnvFinding("extras", "ok", f"it has {', '.join(extras)}")
 
 
 def _judge_numbers(found: Examination) -> Iterator[EnvFinding]:
@@ -248,6 +247,12 @@ def _judge_numbers(found: Examination) -> Iterator[EnvFinding]:
             "cost", "note",
             f"no step of {found.steps:,} with random actions cost anything; if that is not what you expect, look at "
             "info['cost']",
+        )  # fmt: skip
+    elif found.costly == found.steps:
+        yield EnvFinding(
+            "cost", "warning",
+            f"all of {found.steps:,} steps with random actions cost, so a budget cannot tell what is safe from what is "
+            "not; report a cost only where something is unsafe",
         )  # fmt: skip
     else:
         share = 100 * found.costly / found.steps
@@ -281,6 +286,18 @@ def size_advice(size: int, steps_per_epoch: int) -> str:
 
 
 def _judge_actions(found: Examination) -> EnvFinding:
+    if found.whole:
+        return EnvFinding(
+            "actions", "warning",
+            f"they are whole numbers ({found.whole}), and the learners need a one-dimensional Box of continuous "
+            "actions, which are cut to whole numbers here; declare dtype=np.float32, and round in step()",
+        )  # fmt: skip
+    if found.fixed:
+        return EnvFinding(
+            "actions", "warning",
+            f"low equals high for action {', '.join(map(str, found.fixed))}, so there is nothing to choose; leave it "
+            "out of action_space",
+        )  # fmt: skip
     if not found.unbounded:
         return EnvFinding("actions", "ok", "bounded; the policy's -1 to 1 is stretched to the bounds")
     return EnvFinding(
@@ -291,6 +308,12 @@ def _judge_actions(found: Examination) -> EnvFinding:
 
 def _judge_end(spec: EnvSpec, found: Examination) -> EnvFinding:
     limit = spec.longest
+    if len(found.ends) > 1 and max(found.ends) == 1:
+        return EnvFinding(
+            "end", "warning",
+            f"each of {len(found.ends):,} episodes ended with its first step, so no action has consequences; look at "
+            "terminated and truncated in what step() returns, and at max_episode_steps",
+        )  # fmt: skip
     if found.ends:
         mean = sum(found.ends) / len(found.ends)
         text = f"{len(found.ends)} episodes ended, after {mean:,.0f} steps on average"
@@ -312,36 +335,50 @@ def _judge_end(spec: EnvSpec, found: Examination) -> EnvFinding:
 
 
 def _judge_seeds(found: Examination, again: Examination) -> EnvFinding:
-    one, same, other = found.digests[:3]
-    if one != again.digests[0]:
+    one, *others = found.digests[:3]
+    if not _agree(one, again.digests[0]):
         return EnvFinding(
             "seeds", "error",
             "the same seed and actions gave other numbers in a new process, so runs do not resume exactly and "
             "evaluations cannot be paired: call super().reset(seed=seed), draw from self.np_random only, and use no "
             "clock",
         )  # fmt: skip
-    if one != same:
+    if len(others) < 2:
+        return EnvFinding(
+            "seeds", "note", "the time did not suffice to repeat a seed in the same process; use a larger --seconds"
+        )
+    if not _agree(one, others[0]):
         return EnvFinding(
             "seeds", "warning",
             "an episode depends on the one before it: in a new process the same seed repeats, in the same process it "
             "does not. Reset everything in reset(), or train with --fresh-workers always",
         )  # fmt: skip
-    if one == other:
+    if _agree(one, others[1]):
         return EnvFinding(
             "seeds", "note", "two seeds gave the same numbers for the actions of one of them, or hardly any numbers"
         )
     return EnvFinding("seeds", "ok", "the same seed and actions repeat exactly, in this process and in a new one")
 
 
-def _judge_frames(seen: Examination | str) -> EnvFinding:
-    if isinstance(seen, str):
+def _agree(one: list[bytes], other: list[bytes]) -> bool:
+    """Whether two rollouts are the same as far as both went: time may have cut one of them."""
+    return all(mine == yours for mine, yours in zip(one, other, strict=False))
+
+
+def _no_frames(found: Examination, error: VlmsafeError) -> EnvFinding:
+    text = f"no frames, so scorers that look at frames cannot be used: {error}"
+    if not found.renders:
         return EnvFinding(
             "rendering", "note",
-            f"no frames, so scorers that look at frames cannot be used: {seen}. To have them, put 'rgb_array' into "
-            "metadata['render_modes'] and return RGB from render()",
+            f"{text}. To have them, put 'rgb_array' into metadata['render_modes'] and return RGB from render()",
         )  # fmt: skip
+    advice = ". Correct render(), or take 'rgb_array' out of metadata['render_modes']" if _raised(error) else ""
+    return EnvFinding("rendering", "warning", text + advice, _raised(error))
+
+
+def _judge_frames(seen: Examination) -> EnvFinding:
     if problem := seen.problems.get("rendering"):
-        return EnvFinding("rendering", "error", problem)
+        return EnvFinding("rendering", "warning", problem)
     assert seen.frame is not None
     height, width = seen.frame[:2]
     return EnvFinding("rendering", "ok", f"frames of {height} x {width}, {1000 * seen.frame_seconds:.1f} ms each")
