@@ -10,7 +10,7 @@ from report_runs import PLAIN, write_run
 from rich.console import Console
 
 from vlmsafe import __version__, doctor
-from vlmsafe.cli import listings, main
+from vlmsafe.cli import listings, main, terminal
 from vlmsafe.cli.terminal import PathText
 from vlmsafe.doctor import examine
 from vlmsafe.envs import opengl
@@ -139,3 +139,13 @@ def test_runs_on_a_narrow_terminal_are_listed_below_their_paths(tmp_path, monkey
     path, *text = capsys.readouterr().out.split()
     assert path == "runs/metadrive-easy/ppo-lag/seed-1"
     assert " ".join(text).startswith("ppo-lag on metadrive-easy, seed 1: ")
+
+
+@pytest.mark.parametrize("console", [terminal.out, terminal.err])
+def test_names_of_environments_are_not_turned_into_emoji(console):
+    with console.capture() as printed:
+        console.print("gym:car:Race-v0", markup=False)
+        table = terminal.listing("environment")
+        table.add_row("gym:car:Race-v0")
+        console.print(table)
+    assert printed.get().count("gym:car:Race-v0") == 2

@@ -89,7 +89,7 @@ def _show(name: str) -> None:
         body.add_row(*map(Text, [texts[0] + (" *" if note else ""), *texts[1:]]))
     # The lines of a table that is too wide for the terminal are not folded: less -S shows them.
     natural = Measurement.get(out, out.options.update(width=1000), body).maximum
-    Console(file=out.file, highlight=False, width=max(natural, out.width)).print(body)
+    Console(file=out.file, highlight=False, emoji=False, width=max(natural, out.width)).print(body)
     for row, note in zip(cells.select(shown).iter_rows(), notes, strict=True):
         if note:
             out.print(f"* {row[0]}: {note}", markup=False, soft_wrap=True)

@@ -26,8 +26,9 @@ def _width() -> int | None:
     return None if on_terminal or os.environ.get("COLUMNS", "").isdigit() else 120
 
 
-out = Console(highlight=False, width=_width())
-err = Console(stderr=True, highlight=False)
+# No emoji: the middle of gym:car:Race-v0 would become one.
+out = Console(highlight=False, emoji=False, width=_width())
+err = Console(stderr=True, highlight=False, emoji=False)
 
 NARROW = 100
 """The width below which long tables have no room for paths."""
