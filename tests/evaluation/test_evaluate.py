@@ -1,5 +1,6 @@
 """Evaluations measure the frozen policy on the scenarios they name."""
 
+import warnings
 from dataclasses import replace
 
 import polars as pl
@@ -125,6 +126,27 @@ def test_unknown_protocol_and_protocol_of_another_environment_are_refused(run):
         evaluate(run, "heldout")
     with pytest.raises(InputError, match="not defined for 'speeding'"):
         evaluate(run, "paper")
+
+
+def test_arguments_that_are_no_whole_numbers_are_refused(run):
+    for name, value in (("episodes", "4"), ("processes", 1.5), ("epoch", "2")):
+        with pytest.raises(InputError, match=rf"{name} is {value!r}; expected a whole number"):
+            evaluate(run, **{name: value})
+    with pytest.raises(InputError, match="episodes is 0; it must be at least 1"):
+        evaluate(run, episodes=0)
+
+
+def test_a_note_is_a_warning_of_the_callers_line_unless_somebody_takes_it(run):
+    table = evaluate(run, episodes=2, overwrite=True)
+    with pytest.warns(UserWarning, match="holds these episodes already") as caught:
+        again = evaluate(run, protocol="held-out", episodes=2)
+    assert again.equals(table)
+    assert caught[0].filename == __file__
+    notes = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(run, episodes=2, on_note=notes.append)
+    assert len(notes) == 1
 
 
 def test_paper_protocols_map_into_the_training_pool():

@@ -13,7 +13,7 @@ from vlmsafe.analysis.statistics import CATASTROPHE
 from vlmsafe.envs.api import STEP_LIMIT
 from vlmsafe.envs.registry import ordered_name
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.plan import EpisodeTask, Plan, Row
+from vlmsafe.evaluation.plan import EpisodeTask, Plan, Row, warn
 from vlmsafe.evaluation.resume import UnfinishedEvaluation
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
@@ -48,6 +48,7 @@ def evaluate(
     run: Run | Path | str,
     protocol_name: str = "held-out",
     *,
+    protocol: str | None = None,
     episodes: int | None = None,
     epoch: int | None = None,
     processes: int | None = None,
@@ -55,15 +56,17 @@ def evaluate(
     overwrite: bool = False,
     env: str | None = None,
     on_episode: Callable[[int], None] = lambda done: None,
-    on_note: Callable[[str], None] = lambda text: None,
+    on_note: Callable[[str], None] = warn,
 ) -> pl.DataFrame:
     """Evaluate a run's policy, write the table into the run directory and return it.
 
-    The run may be a shipped driver, `driver:<name>`. Its table goes to `runs/drivers/<name>`.
+    The run may be a shipped driver, `driver:<name>`. Its table goes to `runs/drivers/<name>`. `protocol`, the name of
+    the command line, is another name for `protocol_name`.
 
-    `epoch` chooses a checkpoint, by default the newest readable one. `on_note` is told about damaged checkpoints. A run
-    that holds only its untrained start is refused unless `allow_untrained` is set. A table with more episodes of the
-    same checkpoint is replaced only if `overwrite` is set.
+    `epoch` chooses a checkpoint, by default the newest readable one. A run that holds only its untrained start is
+    refused unless `allow_untrained` is set. A table with more episodes of the same checkpoint is replaced only if
+    `overwrite` is set. `on_note` is told what the command line prints as notes, such as a damaged checkpoint or changed
+    code of the environment; by default each is a warning.
 
     `env` is another level or variant of the run's environment to evaluate in, with its own budget. The table then has a
     column `env` and lies in a folder of its own, which audits and reports do not read.
@@ -77,7 +80,7 @@ def evaluate(
     >>> episodes.select("scenario", "cost", "violation").shape
     (5, 3)
     """
-    run = open_run(run)
+    run, protocol_name = open_run(run), protocol or protocol_name
     if env is not None:  # one world has one table, in whatever order its variants are named
         env = None if ordered_name(env) == ordered_name(run.config.env) else ordered_name(env)
     if not kernels.fit(run.config.kernels):

@@ -6,11 +6,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 import uuid
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -151,9 +154,9 @@ class Plan:
         chosen, spec = protocol(protocol_name), _spec(run, env)
         count = chosen.episodes if episodes is None else episodes
         size = len(os.sched_getaffinity(0)) if processes is None else processes
-        for name, value in (("episodes", count), ("processes", size)):
-            if value < 1:
-                raise InputError(f"{name} is {value}; it must be at least 1")
+        require_counts(episodes=count, processes=size)
+        if epoch is not None and not isinstance(epoch, Integral):
+            raise InputError(f"epoch is {epoch!r}; expected a whole number")
         scenarios = [chosen.scenario(episode, spec) for episode in range(count)]
         spec.require()
         checkpoint, problems = run.checkpoint(epoch)
@@ -165,7 +168,7 @@ class Plan:
                 f"{run.resume_command}, or pass --allow-untrained to evaluate the initial policy"
             )
         if elsewhere := other_world(run):
-            on_note(f"{run.path} drives in another world than it was trained in: {elsewhere}")
+            on_note(f"{run.path} was trained in another world: {elsewhere}")
         if (source := spec.source_hash()) is not None:
             spec = _with_source(spec, source, run, on_note)
         if spec.name != run.config.spec.name:
@@ -250,6 +253,23 @@ class Plan:
         return results
 
 
+def require_counts(**given: Any) -> None:
+    """Raise an InputError for a number that is not whole or is smaller than 1."""
+    for name, value in given.items():
+        if not isinstance(value, Integral):
+            raise InputError(f"{name} is {value!r}; expected a whole number")
+        if value < 1:
+            raise InputError(f"{name} is {value}; it must be at least 1")
+
+
+def warn(note: str) -> None:
+    """Give a note to who calls from Python. The warning points to the first caller outside of this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "vlmsafe":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(note, UserWarning, stacklevel=level)
+
+
 def _spec(run: Run, env: str | None) -> EnvSpec:
     """The environment of an evaluation: the run's, or another one of the same simulator."""
     own = run.config.spec
@@ -273,7 +293,7 @@ def _with_source(spec: EnvSpec, source: SourceHash, run: Run, on_note: Callable[
     if source.unknown:
         on_note(f"the source of '{spec.name}' is not known, so no episodes are kept: {source.unknown}")
     elif own and (changed := changed_source(run, {"environment": source})):
-        on_note(f"{run.path} drives with other code than it was trained with: {changed}")
+        on_note(f"{run.path} was trained with other code: {changed}")
     return spec.made_only_of(source)
 
 

@@ -223,3 +223,14 @@ def test_a_run_without_a_signal_in_a_world_without_prompts_is_traced_without_sco
     assert recorded.scorers == ()
     assert recorded.pictures()["step"].to_list() == [4, 8, 4, 8]
     assert default_scorers(run.config, "metadrive-v2") == ["embedded"]
+
+
+def test_scorer_and_protocol_have_the_names_of_the_command_line_too(braking):
+    steps = trace(braking, scorer="oracle", protocol="selection", episodes=1)
+    assert steps.equals(trace(braking, ["oracle"], "selection", episodes=1))
+    assert steps.equals(trace(braking, "oracle", "selection", episodes=1))
+    assert set(steps["protocol"]) == {"selection"}
+    with pytest.raises(InputError, match="'scorer' and 'scorers' are one argument"):
+        trace(braking, ["oracle"], scorer="noise")
+    with pytest.raises(InputError, match="every is '2'; expected a whole number"):
+        trace(braking, every="2")

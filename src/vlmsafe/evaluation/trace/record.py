@@ -26,7 +26,7 @@ from vlmsafe.envs.vector.frames import Frames, Sender, Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gate_levels, gated_scorers
-from vlmsafe.evaluation.plan import EpisodeTask, Plan
+from vlmsafe.evaluation.plan import EpisodeTask, Plan, require_counts, warn
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.drivers import open_run, with_own_directory
@@ -38,6 +38,9 @@ from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities
 from vlmsafe.signals.shaping import due
 from vlmsafe.training.collect import DescribeTask, Dimensions, Watch, Watcher
+
+Scorers = Mapping[str, Scorer | GatedScorer] | Scorer | Sequence[str]
+"""Loaded scorers by label, one loaded scorer, or names."""
 
 SCHEMA: dict[str, Any] = {
     "protocol": pl.String,
@@ -147,9 +150,11 @@ def _hazard(env: Env) -> float | None:
 
 def trace(
     run: Run | Path | str,
-    scorers: Mapping[str, Scorer | GatedScorer] | Scorer | Sequence[str] = (),
+    scorers: Scorers = (),
     protocol_name: str = "held-out",
     *,
+    scorer: Scorers | None = None,
+    protocol: str | None = None,
     episodes: int | None = None,
     epoch: int | None = None,
     processes: int | None = None,
@@ -164,12 +169,13 @@ def trace(
     allow_untrained: bool = False,
     write: bool = False,
     on_episode: Callable[[int], None] = lambda done: None,
-    on_note: Callable[[str], None] = lambda text: None,
+    on_note: Callable[[str], None] = warn,
 ) -> pl.DataFrame:
     """One row per step of a run's evaluation episodes, with scores of the state after every k-th step.
 
-    `scorers` are names or loaded scorers, by default the run's own. A run without a signal has `embedded` if there are
-    prompts for its environment, and otherwise no scores. Names are loaded with `prompts` on `device`, see
+    `scorers` are names or loaded scorers, or one of them, by default the run's own. `scorer` and `protocol`, the names
+    of the command line, are other names for `scorers` and `protocol_name`. A run without a signal has `embedded` if
+    there are prompts for its environment, and otherwise no scores. Names are loaded with `prompts` on `device`, see
     `gated_scorers`. `service` is the address of a scoring service that has the models; empty loads them here. One
     scorer gives the columns `similarity_0`, ..., `positive`, `negative`, `margin`, `kappa`, `gate_scale` and
     `gate_centre`. Several scorers give the same columns, with their label and an underscore in front. Scores are null
@@ -187,13 +193,17 @@ def trace(
 
     >>> import vlmsafe
     >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
-    >>> steps = vlmsafe.trace("runs/first", ["oracle"], episodes=2, every=4)
+    >>> steps = vlmsafe.trace("runs/first", scorer="oracle", episodes=2, every=4)
     >>> steps.filter("scored").select("episode", "step", "cost", "negative").columns
     ['episode', 'step', 'cost', 'negative']
     """
-    for name, value in (("every", every), ("batch", batch)):
-        if value < 1:
-            raise InputError(f"{name} is {value}; it must be at least 1")
+    require_counts(every=every, batch=batch)
+    if scorer is not None:
+        if scorers:
+            raise InputError("'scorer' and 'scorers' are one argument; give one of them")
+        scorers = scorer
+    scorers = (scorers,) if isinstance(scorers, str) else scorers
+    protocol_name = protocol or protocol_name
     if frames and not write:
         raise InputError("frames are kept in the run directory; pass write=True with frames=True")
     run = open_run(run)
@@ -243,7 +253,7 @@ def _pictures(recording: Recording) -> pl.DataFrame:
 
 def _gated(
     plan: Plan,
-    scorers: Mapping[str, Scorer | GatedScorer] | Scorer | Sequence[str],
+    scorers: Scorers,
     prompts: str | None,
     device: str,
     batch: int,
