@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 from functools import partial
 
@@ -114,6 +115,8 @@ def test_the_command_prints_findings_and_exits_by_the_worst(published, clean):
     answer = command(published / "metadrive-hard")
     assert answer.returncode == EXIT_ERRORS
     assert "(evaluated-on-training-scenarios)" in answer.stdout
+    heads = re.findall(r"^warning: .*\)(?:  (\d+) times)?$", answer.stdout, re.MULTILINE)
+    assert f"{sum(int(times or 1) for times in heads)} warnings" in answer.stdout.splitlines()[-1]
     assert "to fix: evaluate with: vlmsafe evaluate RUN --protocol held-out" in " ".join(answer.stdout.split())
     answer = command(clean)
     assert (answer.returncode, answer.stderr) == (0, "")

@@ -7,8 +7,9 @@ import shutil
 
 import polars as pl
 import pytest
+import yaml
 from designs.clean_design import write_clean_design
-from designs.editing import HELD_OUT, edit_claims, edit_epochs, edit_table, run_paths, set_up_with
+from designs.editing import HELD_OUT, edit_claims, edit_epochs, edit_table, judged, run_paths, set_up_with, with_costs
 from designs.planting import BASELINE, FIRST
 
 from vlmsafe.audit import audit
@@ -16,10 +17,13 @@ from vlmsafe.comparison.claims import Claim, Claims, comparisons, load_claims
 from vlmsafe.comparison.outcomes import judge
 from vlmsafe.comparison.settings import differences, factors_of, infer_about, unnamed
 from vlmsafe.config.methods import method_defaults
-from vlmsafe.config.yaml import flatten, to_dict
+from vlmsafe.config.yaml import flatten, to_dict, to_yaml
 from vlmsafe.errors import InputError
+from vlmsafe.io.source import SourceHash
 from vlmsafe.runs.arms import open_arms
+from vlmsafe.runs.layout import about_path
 from vlmsafe.runs.records import read_arms
+from vlmsafe.runs.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -255,3 +259,63 @@ def test_a_study_is_audited_before_all_its_arms_have_runs(design):
     assert f"no runs yet for the comparison '{FIRST}' against 'not-yet-trained'" in {
         one.reason for one in result.unchecked
     }
+
+
+def recorded_with(path, digests, **traced):
+    """As if a run, its evaluation and its trace had recorded the source of the user's code."""
+    document = yaml.safe_load((path / "config.yaml").read_text())
+    source = SourceHash({"mine.py": "a"}).to_dict()
+    document["recorded"]["source"] = {"environment": source, "scorer": source}
+    (path / "config.yaml").write_text(to_yaml(document))
+    edit_table(path, lambda table: table.with_columns(env_source=pl.Series(digests(source["digest"], len(table)))))
+    if (path / "traces").is_dir():
+        about_path(path / "traces" / "held-out.parquet").write_text(json.dumps(traced))
+
+
+def code_differs(design):
+    return [line for one in audit([design]).findings if one.code == "code-differs" for line in one.evidence]
+
+
+def test_source_that_an_evaluation_does_not_know_is_unknown_and_not_other_source(design):
+    for path in run_paths(design):
+        recorded_with(path, lambda digest, size: [digest] * size)
+    assert code_differs(design) == []
+    path = run_paths(design, FIRST)[0]
+    recorded_with(path, lambda digest, size: [None] * size)
+    unknown = f"{FIRST} {path.name}: the source of its environment under 'held-out' is not known"
+    assert code_differs(design) == [unknown]
+    recorded_with(path, lambda digest, size: ["other"] * size)
+    (line,) = code_differs(design)
+    assert "was evaluated under 'held-out' with other source of its environment" in line
+
+
+def test_a_trace_with_other_source_than_its_run_is_found(design):
+    for path in run_paths(design):
+        recorded_with(path, lambda digest, size: [digest] * size)
+    path = next(path for path in run_paths(design, FIRST) if (path / "traces" / "held-out.parquet").exists())
+    scorer = Run.open(path).config.signal.scorer
+    of_scorer = {"scorer": scorer, "prefix": "", "source": SourceHash({"mine.py": "b"}).to_dict()}
+    recorded_with(path, lambda digest, size: [digest] * size, env_source="other", scorers=[of_scorer])
+    start, end = f"{FIRST} {path.name} was traced under 'held-out' with other source of its", "than in training"
+    assert code_differs(design) == [f"{start} environment {end}", f"{start} scorer {end}"]
+    same = SourceHash({"mine.py": "a"}).to_dict()
+    recorded_with(path, lambda digest, size: [digest] * size, env_source=None, scorers=[{**of_scorer, "source": same}])
+    assert code_differs(design) == []
+
+
+def test_cheap_episodes_of_an_arm_that_costs_far_more_than_its_budget_are_not_its_safety(design):
+    idle = pl.col("episode") % 3 == 0
+
+    def fails_early(table):
+        cost = pl.when(idle).then(0.0).otherwise(500.0)
+        return judged(table.with_columns(cost=cost, env_return=pl.when(idle).then(1.0).otherwise("env_return")))
+
+    def passive():
+        return {arm for one in audit([design]).findings if one.code == "passive-policy" for arm in one.subject.arms}
+
+    for path in run_paths(design, FIRST):
+        edit_table(path, fails_early)
+    assert passive() == set()
+    for path in run_paths(design, BASELINE):  # now the same cost is far below that of the other arm
+        edit_table(path, with_costs(lambda cost: cost + 1000.0))
+    assert passive() == {FIRST}

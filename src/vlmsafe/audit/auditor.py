@@ -35,6 +35,7 @@ def audit(
     passive_below: float | None = None,
     resamples: int = RESAMPLES,
     studies: Mapping[Path, Sequence[Path]] | None = None,
+    notes: Sequence[str] = (),
 ) -> Audit:
     """Find out what a comparison of runs can and cannot show.
 
@@ -43,7 +44,7 @@ def audit(
     `claims` says what is compared. Without it a `claims.yaml` in one of the folders does. Without that, arms are
     compared as `comparison.claims.comparisons` chooses, each with `baseline` where one is named. `passive_below` is the
     return below which an episode without cost counts as passive. `studies` has the runs of studies by their folders, as
-    in `of_studies`.
+    in `of_studies`, and `notes` has what to say about studies that could not be read.
     """
     if passive_below is not None and not math.isfinite(passive_below):
         raise InputError(f"passive_below is {passive_below}; expected a finite return")
@@ -68,7 +69,7 @@ def audit(
     compared = comparisons(arms, claims, baseline=baseline)
     reported = list(_check(list(arms.values()), compared, claims, passive_below, resamples))
     reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]
-    reported += [Unchecked(("every check",), (EVERYTHING,), line) for line in left_out]
+    reported += [Unchecked(("every check",), (EVERYTHING,), line) for line in (*left_out, *notes)]
     reported += [
         finding("unreadable-run", Subject("run", runs=(str(one.path),)), [str(one)], fix="restore it, or leave it out")
         for one in unreadable

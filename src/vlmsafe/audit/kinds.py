@@ -86,7 +86,7 @@ _ALL = (
         "code-differs", "code", _WARNING, "results come from different code",
         "Packages, Python, the revision or the scorer's weights differ between the arms, or the source of your own "
         "environment or scorer differs between arms, runs of an arm, parts of a continued run, or a run and its "
-        "evaluation. It is a note where that source is not known.",
+        "evaluation or trace. It is a note where that source is not known.",
         "train both arms with one version of everything, and evaluate with it",
     ),
     FindingKind(
@@ -174,7 +174,8 @@ _ALL = (
     ),
     FindingKind(
         "passive-policy", "metrics", _WARNING, "low cost by doing nothing",
-        "At least 20 % of an arm's episodes, or 80 % of a run's, cost nothing and return less than a threshold.",
+        "At least 20 % of an arm's episodes, or 80 % of a run's, cost nothing and return less than a threshold, and "
+        "the arm's mean cost is within its budget, or at least a fifth below that of another arm.",
         "report cost together with progress; an arm that stands still is not safer",
     ),
     FindingKind(

@@ -76,6 +76,8 @@ def show(result: Audit) -> None:
         head = Text(f"\n{severity}: ", style=_COLOURS[str(severity)])
         head.append(own[0].title, style="bold")
         head.append(f"  ({code})", style="dim")
+        if len(own) > 1:
+            head.append(f"  {len(own)} times")
         out.print(head)
         for place, finding in enumerate(own):
             line(finding.where, 2, "italic")

@@ -8,9 +8,12 @@ from itertools import pairwise
 from vlmsafe.audit.findings import Finding, about_arm, about_comparison, finding, listed
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Comparison
+from vlmsafe.errors import VlmsafeError
 from vlmsafe.io.source import SourceHash
+from vlmsafe.runs.layout import find_table
 from vlmsafe.runs.records import ArmRecord, RunRecord
 from vlmsafe.runs.tables import SOURCE
+from vlmsafe.runs.traces import read_about
 from vlmsafe.signals.scorers.registry import kind_of
 
 _ENVIRONMENT, _SCORER = "environment", "scorer"
@@ -57,16 +60,42 @@ def mixed_source(arm: ArmRecord) -> Iterator[Finding]:
                 unknown.append(f"{run.label}: the source of its {part} is not known: {why}")
     for run in arm.runs:
         trained = _last(run, _ENVIRONMENT)
+        for protocol, table in run.evaluations.items():
+            if trained is None or SOURCE not in table.columns:
+                continue
+            digests = set(table[SOURCE])
+            if digests - {trained.digest, None}:
+                changes.append(
+                    f"{run.label} was evaluated under '{protocol}' with other source of its environment than in "
+                    "training"
+                )
+            if None in digests:
+                unknown.append(f"{run.label}: the source of its environment under '{protocol}' is not known")
         changes += [
-            f"{run.label} was evaluated under '{protocol}' with other source of its environment than in training"
-            for protocol, table in run.evaluations.items()
-            if trained is not None and SOURCE in table.columns and set(table[SOURCE]) - {trained.digest}
+            f"{run.label} was traced under '{protocol}' with other source of its {part} than in training"
+            for protocol, part in _traced_otherwise(run)
         ]
     if changes:
         yield finding("code-differs", about_arm(arm), changes, {"source": changes})
     if unknown:
         fix = "make sure yourself that your code was the same in all runs that are compared"
         yield finding("code-differs", about_arm(arm), unknown, {"unknown": unknown}, fix=fix, severity=Severity.NOTE)
+
+
+def _traced_otherwise(run: RunRecord) -> Iterator[tuple[str, str]]:
+    """The protocols of a run's traces that come from other source than the run, each with the part that differs."""
+    trained = {part: own.digest for part in (_ENVIRONMENT, _SCORER) if (own := _last(run, part)) is not None}
+    for protocol in run.traces if trained else ():
+        path = find_table(run.source.run.traces, protocol)
+        try:
+            about = read_about(path) if path is not None else {}
+        except VlmsafeError:
+            continue  # a damaged file is named where the trace itself is read
+        used = {_ENVIRONMENT: about.get(SOURCE)}
+        for entry in about.get("scorers", ()):
+            if entry["scorer"] == run.config.signal.scorer and isinstance(entry.get("source"), dict):
+                used[_SCORER] = SourceHash.from_dict(entry["source"]).digest
+        yield from ((protocol, part) for part, digest in trained.items() if used.get(part) not in (None, digest))
 
 
 def _parts(*arms: ArmRecord) -> Iterator[str]:

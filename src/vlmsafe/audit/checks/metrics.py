@@ -25,6 +25,8 @@ PASSIVE_SHARE = 0.2
 """Share of an arm's episodes that may cost nothing and achieve nothing."""
 PASSIVE_RUN = 0.8
 """The same of a single run."""
+CLEARLY = 0.8
+"""Share of another arm's mean cost up to which a cost over the budget still counts as low."""
 _BONUS_WINDOW = 10
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 
@@ -184,6 +186,13 @@ def passive_threshold(arms: Sequence[ArmRecord], protocol: str, given: float | N
     return best / 5 if best is not None and best > 0 else None
 
 
+def _is_low(arm: ArmRecord, costs: dict[str, float]) -> bool:
+    """Whether an arm's mean cost is within its budget, or clearly below that of another arm."""
+    budget = max((run.config.budget for run in arm.runs if run.config.budget is not None), default=0.0)
+    others = [cost for name, cost in costs.items() if name != arm.name]
+    return costs[arm.name] <= max(budget, CLEARLY * max(others, default=0.0))
+
+
 def passive_policy(env: str, arms: Sequence[ArmRecord], below: float | None) -> Iterator[Finding | Unchecked]:
     """An arm's low cost may come from episodes in which nothing happened."""
     for protocol in _protocols(arms):
@@ -195,12 +204,15 @@ def passive_policy(env: str, arms: Sequence[ArmRecord], below: float | None) -> 
             yield Unchecked(("passive-policy",), (about_environment(env, arms, protocol),), reason)
             continue
         table = passive_episodes(episodes, threshold)
+        costs = dict(episodes.group_by("arm").agg(pl.col("cost").mean()).iter_rows())
         rates = {row["arm"]: row["rate"] for row in table.iter_rows(named=True) if row["run"] is None}
         for arm in (arm for arm in arms if arm.name in rates):
             rate = rates[arm.name]
             seeds = [row for row in table.iter_rows(named=True) if row["arm"] == arm.name and row["run"] is not None]
             if rate < PASSIVE_SHARE and all(row["rate"] < PASSIVE_RUN for row in seeds):
                 continue
+            if not _is_low(arm, costs):
+                continue  # its cheap episodes make nothing look safe
             worst = [f"{row['run']} ({row['rate']:.0%})" for row in sorted(seeds, key=lambda row: -row["rate"])[:3]]
             others = [f"'{other}' {other_rate:.1%}" for other, other_rate in rates.items() if other != arm.name]
             yield finding(
