@@ -163,6 +163,25 @@ def test_tables_and_figures_without_contact_are_noted_and_the_others_are_there(t
     assert [chart.name for chart in found.charts] == ["gate-cells"]
 
 
+def test_an_arm_with_fewer_onsets_than_the_audit_takes_has_no_figures_on_contact_and_a_line_says_so(tmp_path, capsys):
+    steps = steps_of("plain", "seed-0")
+    once = pl.when((pl.col("episode") == 0) & (pl.col("step") == 9)).then(1.0).otherwise(0.0)
+    rare = put(steps.with_columns(cost=once), tmp_path / "rare.parquet")
+    often = put(steps_of("shaped", "seed-0"), tmp_path / "often.parquet")
+    main(["diagnose", "lead-time", str(rare), str(often), "--resamples", "20", "--json"])
+    said = capsys.readouterr()
+    (answer,) = json.loads(said.out)
+    assert {row["arm"] for row in answer["tables"]["lead-time-aucs"]} == {"often"}
+    assert {row["arm"] for row in answer["tables"]["score-variability"]} == {"often", "rare"}
+    line = "rare has 1 onset of contact in its traces, and the audit needs at least 10: it has no figures on contact"
+    assert f"note: {line}" in said.err
+    assert answer["notes"] == [line]
+    main(["diagnose", "lead-time", str(rare), "--resamples", "20"])
+    said = capsys.readouterr()
+    assert "there are too few onsets of contact" in said.out
+    assert "note: Lead time: no arm has 10 onsets of contact in its traces" in said.err
+
+
 def test_runs_of_different_environments_are_kept_apart(study, fast, tmp_path):
     lone = put(steps_of("plain", "seed-0"), tmp_path / "x.parquet")
     dataset = read_sources([study / "plain", fast.path, lone], FEW)

@@ -103,7 +103,7 @@ def test_a_study_that_can_run_has_no_problems(here):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"env": "Klin-v0"}, "unknown Gymnasium environment 'Klin-v0'; did you mean 'Kiln-v0'"),
+        ({"env": "Klin-v0"}, "'Klin-v0'; did you mean 'Kiln-v0'?"),
         ({"env": "Blind-v0"}, "rendered NoneType"),
         ({"prompts": "lost.yaml"}, "cannot read prompts from lost.yaml"),
         ({"prompts": "kilns"}, "unknown prompt set 'kilns'"),
@@ -122,6 +122,18 @@ def test_what_cannot_be_had_is_named_once(here, changes, message):
     (problem,) = problems(**changes)
     assert message in problem
     assert "(needed by '" in problem
+
+
+def test_settings_of_every_arm_are_held_against_the_environment_which_is_made_once(here, monkeypatch):
+    made = []
+    describe = preflight.describe
+    monkeypatch.setattr(preflight, "describe", lambda config, *rest: made.append(config) or describe(config, *rest))
+    arm = "  wide: {method: ppo-lag, settings: {learner.initial_std: [0.5, 0.5]}}\n"
+    study = parse_study(text(scorer="noise").replace("  with: ", f"{arm}  with: "), "own.yaml")
+    (problem,) = preflight._problems(study.expand(Path("runs/own")), False)
+    assert "learner.initial_std has 2 values, but 'gym:pottery:Kiln-v0' has 1 actions" in problem
+    assert "needed by 'wide' on" in problem
+    assert [config.seed for config in made] == [1, 1, 1]  # without, wide, and what the scorer of the third looks at
 
 
 def test_a_warm_start_and_a_folder_that_are_not_there_are_named(here):
@@ -152,6 +164,7 @@ def test_plan_and_run_say_it_before_anything_starts(here, capsys):
 
 def test_code_that_ends_its_process_is_an_error_and_not_the_end_of_the_study(here):
     (here / "deadly.py").write_text("import os\nos._exit(3)\n")
-    specs = parse_study(text(scorer="python:deadly:Glow"), "own.yaml").expand(Path("runs/own"))
+    study = parse_study(text(scorer="python:deadly:Glow"), "own.yaml")
+    specs = study.expand(Path("runs/own"))
     with pytest.raises(InputError, match="ended with code 3"):
-        require_ready(specs)
+        require_ready(study, specs)

@@ -1,6 +1,7 @@
 """vlmsafe study, as a user types it."""
 
 import io
+import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from vlmsafe.cli.study import tables, verbs
 from vlmsafe.errors import EXIT_BAD_INPUT
 from vlmsafe.io.files import append_rows
 from vlmsafe.io.locks import DirectoryLock
+from vlmsafe.studies.api import audit, report
 from vlmsafe.studies.execute import execute
 from vlmsafe.studies.remote.store import Store
 from vlmsafe.studies.remote.study_side import keep_new
@@ -79,7 +81,7 @@ def test_plan_prints_every_cell_and_what_its_hours_rest_on(capsys, here):
         ["speeding", "ppo-lag", "2", "0", "160"],
         ["speeding", "oracle", "2", "0", "160"],
     ]
-    assert "4 runs, 0 of them done; 320 steps of training" in text
+    assert "4 runs, 0 done; 320 steps of training" in text
     assert "note: 'table': measured by benchmarks/speeds.py on" in text
     assert not (here / "runs").exists()
 
@@ -94,6 +96,36 @@ def test_a_plan_of_an_environment_that_was_never_measured_says_unknown(capsys, h
     assert "note: NO BUDGET WAS GIVEN for 'gym:broken_envs:Walk-v0': a cost of 25 per episode is assumed" in text
     (here / "own.yaml").write_text(own.replace("steps_per_epoch", "budget: 3, steps_per_epoch"))
     assert "BUDGET" not in shown(capsys, "plan", "own.yaml")
+
+
+def test_a_plan_for_a_cluster_needs_nothing_that_only_its_nodes_have(capsys, here):
+    missing = SMALL.replace("scorer: oracle", "scorer: 'clip:lost/weights/of/mine', signal.prompts: metadrive")
+    (here / "own.yaml").write_text(missing.replace("[speeding]", "['gym:not_here:Walk-v0']"))
+    assert "not_here" in refused(capsys, "run", "own.yaml")
+    text = shown(capsys, "plan", "own.yaml", "--launcher", "ray")
+    assert "left: an unknown number of hours\n" in text  # those of this machine would be wrong
+    assert "core-hours, " not in shown(capsys, "plan", "small.yaml", "--launcher", "ray")
+
+
+@pytest.mark.parametrize("kind", ["protocols", "traces"])
+def test_a_protocol_that_is_defined_for_no_environment_is_a_problem(capsys, here, kind):
+    (here / "small.yaml").write_text(f"{SMALL}{kind}: [{{protocol: held-out, episodes: 2}}, {{protocol: paper}}]\n")
+    for verb in ("plan", "run"):
+        message = refused(capsys, verb, "small.yaml")
+        assert f"'paper' under '{kind}' is defined for no environment that it is asked for (speeding); use" in message
+    (here / "small.yaml").write_text(f"{SMALL}{kind}: [{{protocol: held-out, episodes: 2}}]\n")
+    shown(capsys, "plan", "small.yaml")
+
+
+def test_one_run_is_not_called_runs(capsys, here):
+    one = (
+        SMALL.replace("seeds: [1, 2]", "seeds: [1]")
+        .replace("  oracle: {method", "#")
+        .replace("total_steps: 80", "total_steps: 40")
+    )
+    (here / "one.yaml").write_text(one)
+    assert "1 run, 0 done" in shown(capsys, "plan", "one.yaml")
+    assert "1 run of 1 arm in" in shown(capsys, "show", "one.yaml")
 
 
 def test_status_is_plain_where_it_is_not_a_terminal_and_knows_a_study_by_name_file_and_folder(capsys, here):
@@ -126,11 +158,33 @@ def test_a_report_has_the_runs_of_the_study_as_it_is_now_and_says_what_it_leaves
     assert "runs/small/speeding/oracle/seed-2 and 1 more: not of the study as it is defined now, and left out" in page
     assert "was made with other settings: total_steps is 80 there and 160 in the study" in page
     shutil.copyfile(here / "small.yaml", folder / "study.yaml")
+    left_out = "not of the study as it is defined now, and left out"
     with pytest.raises(SystemExit):
         main(["audit", "runs/small"])  # it counts the same runs, and says so
     text = capsys.readouterr().out
     assert "2 runs, 1 comparison" in text
-    assert "not of the study as it is defined now, and left out" in " ".join(text.split())
+    assert left_out in " ".join(text.split())
+    main(["diagnose", "returns", "runs/small", "--json"])
+    said = capsys.readouterr()
+    assert left_out in said.err
+    (answer,) = json.loads(said.out)
+    assert {row["run"] for row in answer["tables"]["returns-runs"]} == {"seed-1"}
+
+
+def test_several_folders_have_the_runs_of_their_studies_in_reports_and_audits(capsys, here):
+    for name in ("small", "other"):
+        execute(parse_study(SMALL.replace("small", name, 1), ""), here / "runs" / name, InProcess())
+        (here / "runs" / name / "study.yaml").write_text(SMALL.replace("seeds: [1, 2]", "seeds: [1]"))
+    both = [here / "runs" / name for name in ("small", "other")]
+    assert audit(both).runs == 4
+    assert "4 runs, " in report(both, here / "r.html", files=False).page.read_text(encoding="utf-8")
+    (both[0] / "study.yaml").write_text("name: [")
+    found = audit(both)  # a study that cannot be read does not stop it
+    assert found.runs == 6
+    assert any(
+        f"every run in {both[0]} counts, because its study cannot be read" in one.reason for one in found.unchecked
+    )
+    assert "because its study cannot be read" in report(both, here / "r.html", files=False).page.read_text("utf-8")
 
 
 def test_mistakes_are_one_line(capsys, here):

@@ -53,6 +53,7 @@ def diagnose_verb(argv: list[str]) -> None:
     from vlmsafe.report.render.files import to_json
     from vlmsafe.report.request import AnalysisOptions
     from vlmsafe.runs.versions import other_worlds
+    from vlmsafe.studies.api import runs_of_studies
 
     if not command.paths:
         raise InputError(f"diagnose {command.what} needs a run directory, a folder with runs, or a trace")
@@ -64,9 +65,9 @@ def diagnose_verb(argv: list[str]) -> None:
         scorer=command.scorer,
         frames=command.frames,
         passive_below=command.passive_below,
-        onsets=0,
     )
-    dataset = read_sources(command.paths, options, command.protocol)
+    studies, problems = runs_of_studies(command.paths)
+    dataset = read_sources(command.paths, options, command.protocol, studies=studies, problems=problems)
     found = [diagnose(command.what, dataset, env, command.protocol) for env in dataset.environments]
     elsewhere = other_worlds(source.run for source in dataset.sources)
     for note in (*dataset.unread, *elsewhere, *(note for one in found for note in one.notes)):

@@ -120,7 +120,7 @@ class Dataset:
     @cached_property
     def audit(self) -> Audit:
         claims = self.claims if self.claims is not None else Claims()
-        return audit(self.roots, claims=claims, studies=_studies(self.roots, self.info))
+        return audit(self.roots, claims=claims, studies=self.info.studies)
 
     @cached_property
     def _beside(self) -> tuple[pl.DataFrame, list[str]]:
@@ -305,7 +305,7 @@ def read_dataset(paths: Sequence[Path | str], info: StudyInfo, options: Analysis
     """Read the runs in these directories, or under them."""
     sources, unreadable = open_arms(paths)
     problems = [*map(str, unreadable), *info.problems]
-    sources, left_out = of_studies(sources, _studies(paths, info))
+    sources, left_out = of_studies(sources, info.studies)
     problems += left_out
     claims = info.claims if info.claims is not None else find_claims(paths)
     every_arm = read_arms(sources)
@@ -322,11 +322,6 @@ def read_dataset(paths: Sequence[Path | str], info: StudyInfo, options: Analysis
         unread=problems,
         unclaimed=missing,
     )
-
-
-def _studies(paths: Sequence[Path | str], info: StudyInfo) -> dict[Path, Sequence[Path]]:
-    """The runs of the study in its folder, which are those that count; nothing where the report is of no study."""
-    return {} if info.runs is None else {Path(path): info.runs for path in paths}
 
 
 def _ordered(present: set[str], first: Sequence[str], then: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ import polars as pl
 from vlmsafe.analysis.lead_time import verdicts
 from vlmsafe.analysis.multiplier_replay import summarise
 from vlmsafe.analysis.tables import require_trace, stacked
+from vlmsafe.audit.findings import counted
 from vlmsafe.comparison.claims import Claims
 from vlmsafe.errors import InputError
 from vlmsafe.report.build import build_chart, build_table
@@ -25,7 +26,7 @@ from vlmsafe.report.elements import Chart, Missing, Table
 from vlmsafe.report.render.records import chart_records, table_records
 from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo
 from vlmsafe.report.tables.returns import return_tables
-from vlmsafe.report.traces import chosen_scorer
+from vlmsafe.report.traces import chosen_scorer, count_onsets
 from vlmsafe.report.write import write_content
 from vlmsafe.runs.layout import DEFAULT_PROTOCOL, find_table, is_run, protocol_of, protocol_option
 from vlmsafe.runs.records import RunRecord
@@ -83,11 +84,19 @@ class Diagnosis:
         return [path for content in contents for path in write_content(content, folder, taken)[1]]
 
 
-def read_sources(paths: Sequence[Path], options: AnalysisOptions, protocol: str | None = None) -> Dataset:
+def read_sources(
+    paths: Sequence[Path],
+    options: AnalysisOptions,
+    protocol: str | None = None,
+    *,
+    studies: Mapping[Path, Sequence[Path]] | None = None,
+    problems: Sequence[str] = (),
+) -> Dataset:
     """The runs in these directories or under them, and traces that are given as Parquet files.
 
     A trace in a run's `traces/` is that run with this trace only. Any other is an arm by itself, with the name of the
-    file, in an environment that is not known.
+    file, in an environment that is not known. `studies` has the runs of studies by their folders, as in `of_studies`,
+    and `problems` what to say about them.
     """
     folders = [path for path in paths if path.suffix != ".parquet"]
     files = [path for path in paths if path.suffix == ".parquet"]
@@ -98,7 +107,7 @@ def read_sources(paths: Sequence[Path], options: AnalysisOptions, protocol: str 
     lone = [path for path in files if path not in homes]
     stems = [path.stem for path in lone]
     lone_traces = {path.stem if stems.count(path.stem) == 1 else str(path): read_table(path) for path in lone}
-    info = StudyInfo("diagnosis", claims=Claims())
+    info = StudyInfo("diagnosis", claims=Claims(), studies=studies or {}, problems=tuple(problems))
     if not folders and not homes:
         return Dataset(info, (), (), {}, None, options, lone_traces)
     dataset = replace(read_dataset([*folders, *homes.values()], info, options), lone_traces=lone_traces)
@@ -143,7 +152,7 @@ def diagnose(name: DiagnosisName, dataset: Dataset, env: str, protocol: str | No
         protocol = protocol or _evaluation(dataset, env)
     entry = Entry(name, environments=(env,), source=protocol or "")
     notes = [f"{run.label}: {problem}" for run in dataset.runs if run.env == env for problem in run.problems]
-    notes += _LEFT_OUT[name](dataset, env, protocol) if name in _LEFT_OUT else []
+    notes += _LEFT_OUT[name](dataset, env, protocol)
     contents = [build_table(dataset, replace(entry, kind=kind)) for kind in _TABLES[name]]
     tables = [content for content in contents if isinstance(content, Table)]
     missing = [content for content in contents if isinstance(content, Missing)]
@@ -208,8 +217,23 @@ def _not_evaluated(dataset: Dataset, env: str, protocol: str | None) -> list[str
     ]
 
 
+def _few_onsets(dataset: Dataset, env: str, protocol: str | None) -> list[str]:
+    """A line about each arm that has too few onsets of contact for figures on what comes before or with them."""
+    steps, least = dataset.traces(env, protocol or ""), dataset.options.onsets
+    arms = [] if steps is None else steps.partition_by("arm")
+    counts = {str(own["arm"][0]): count_onsets(own, "run") for own in arms}
+    return [
+        f"{arm} has {counted(count, 'onset')} of contact in its traces, and the audit needs at least {least}: it has "
+        "no figures on contact"
+        for arm, count in counts.items()
+        if count < least
+    ]
+
+
 _LEFT_OUT: Mapping[str, Callable[[Dataset, str, str | None], list[str]]] = {
     "multiplier": lambda dataset, env, protocol: dataset.not_replayed(env),
+    "lead-time": _few_onsets,
+    "gate": _few_onsets,
     "returns": _not_evaluated,
 }
 
@@ -228,7 +252,10 @@ def _read_multiplier(dataset: Dataset, entry: Entry) -> Iterator[str]:
 
 
 def _read_lead_time(dataset: Dataset, entry: Entry) -> Iterator[str]:
-    for aucs in dataset.lead_times(entry).values():
+    found = dataset.lead_times(entry)
+    if not found:
+        yield "Whether a signal rises before contact cannot be said: there are too few onsets of contact."
+    for aucs in found.values():
         judged = verdicts(aucs).filter(signal="negative")
         for passes, words in ((True, "meets"), (False, "does not meet")):
             arms = judged.filter(passes=passes)["arm"].to_list()

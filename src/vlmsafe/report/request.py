@@ -7,7 +7,7 @@ names and options. It reads no runs, so that a study file can be checked in a mo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -64,8 +64,8 @@ class StudyInfo:
     arms: tuple[str, ...] = ()
     """The order in which arms are shown; others follow."""
     environments: tuple[str, ...] = ()
-    runs: tuple[Path, ...] | None = None
-    """Its run directories, present or not; others in its folder are left out. None takes all there are."""
+    studies: Mapping[Path, Sequence[Path]] = field(default_factory=dict)
+    """By the folder of each study its run directories, present or not; others in the folder are left out."""
     problems: tuple[str, ...] = ()
     """What to say in addition to the state of the runs."""
 
@@ -98,7 +98,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "metric": get_args(Metric),
 }
 _LISTS = ("environments", "arms", "over")
-_OPTIONS = tuple(field.name for field in fields(Entry) if field.name != "asked")
+_OPTIONS = tuple(one.name for one in fields(Entry) if one.name != "asked")
 
 
 def read_entries(given: Sequence[str | Mapping[str, Any]], kinds: Mapping[str, Kind], what: str) -> list[Entry]:

@@ -12,7 +12,8 @@ from vlmsafe.audit.auditor import audit as audit_runs
 from vlmsafe.audit.findings import Audit
 from vlmsafe.comparison.claims import Claims
 from vlmsafe.config.yaml import to_yaml
-from vlmsafe.errors import InputError, RunError
+from vlmsafe.errors import InputError, RunError, VlmsafeError
+from vlmsafe.evaluation.plan import warn
 from vlmsafe.io.interrupts import stop_on_signals
 from vlmsafe.report.request import StudyInfo
 from vlmsafe.report.write import Written, write_report
@@ -24,9 +25,12 @@ from vlmsafe.studies.launch.local import LocalLauncher
 from vlmsafe.studies.preflight import require_ready
 from vlmsafe.studies.schema import load_study
 from vlmsafe.studies.steps import other_settings
-from vlmsafe.studies.study import Study
+from vlmsafe.studies.study import Study, assumptions
 
-__all__ = ["audit", "load_study", "report", "report_on_study", "run_study"]
+__all__ = ["audit", "load_study", "report", "report_on_study", "run_study", "runs_of_studies"]
+
+_NOTED = ("kept", "not copied")
+"""Events that say something about results, and that who follows no events should hear of too."""
 
 
 def run_study(
@@ -38,7 +42,7 @@ def run_study(
     jobs: int | None = None,
     cores: int | None = None,
     accept_changed_code: bool = False,
-    on_event: Callable[[Event], None] = lambda event: None,
+    on_event: Callable[[Event], None] | None = None,
 ) -> Path:
     """Train, evaluate and trace every run of a study on this machine, and return the study's folder.
 
@@ -48,6 +52,9 @@ def run_study(
     their weights. What the runs need, such as prompts and environments, is looked up before anything is trained, and an
     InputError names what cannot be had. `accept_changed_code` resumes interrupted runs although the source of your own
     environment or scorer has changed. Runs that fail do not stop the others; RunError names them at the end.
+
+    `on_event` is told what begins, ends and fails. Without it, warnings tell which runs other code computed. What the
+    study does not say and is assumed, such as a budget, is always a warning.
 
     >>> from pathlib import Path
     >>> import vlmsafe
@@ -71,13 +78,16 @@ def run_study(
         chosen = chosen.varied(scale, scorer)
     begun = isinstance(study, Path | str) and (Path(study) / STUDY_FILE).is_file()
     folder = Path(study) if begun and isinstance(study, Path | str) else Path(root) / chosen.title
-    require_ready(chosen.expand(folder))
+    specs = chosen.expand(folder)
+    require_ready(chosen, specs)
+    for note in assumptions(specs):
+        warn(note)
     launcher = LocalLauncher(cores=cores, jobs=jobs)
     try:
         with stop_on_signals() as stop:
             result = execute(
                 chosen, folder, launcher, memory=Speeds.of(folder.parent).memory,
-                accept_changed_code=accept_changed_code, stop=stop, on_event=on_event,
+                accept_changed_code=accept_changed_code, stop=stop, on_event=on_event or _warn_of,
             )  # fmt: skip
     finally:
         launcher.close()
@@ -86,6 +96,11 @@ def run_study(
         more = f" (and {len(result.failed) - 1} more)" if len(result.failed) > 1 else ""
         raise RunError(f"{name} failed: {reason}{more}; the other runs are done, and calling again continues")
     return folder
+
+
+def _warn_of(event: Event) -> None:
+    if event.what in _NOTED:
+        warn(str(event))
 
 
 def audit(
@@ -116,14 +131,27 @@ def audit(
     True
     """
     given = _as_paths(paths)
-    studies = {
-        path: [spec.path for spec in load_study(path).expand(path, recorded=True)]
-        for path in given
-        if (path / STUDY_FILE).is_file()
-    }
+    studies, notes = runs_of_studies(given)
     return audit_runs(
-        given, claims=claims, baseline=baseline, passive_below=passive_below, resamples=resamples, studies=studies
-    )
+        given, claims=claims, baseline=baseline, passive_below=passive_below, resamples=resamples, studies=studies,
+        notes=notes,
+    )  # fmt: skip
+
+
+def runs_of_studies(paths: Sequence[Path]) -> tuple[dict[Path, Sequence[Path]], list[str]]:
+    """The runs of each study whose folder is among the paths, as it is defined now, and a line about each that is not.
+
+    All runs of a folder count whose study can no longer be read.
+    """
+    studies: dict[Path, Sequence[Path]] = {}
+    notes: list[str] = []
+    for path in paths:
+        if (path / STUDY_FILE).is_file():
+            try:
+                studies[path] = [spec.path for spec in load_study(path).expand(path, recorded=True)]
+            except VlmsafeError as error:
+                notes.append(f"every run in {path} counts, because its study cannot be read: {error}")
+    return studies, notes
 
 
 def _as_paths(paths: Sequence[Path | str] | Path | str) -> list[Path]:
@@ -155,7 +183,9 @@ def report(
     folder = _study_folder(given)
     if folder is not None:
         return report_on_study(load_study(folder), folder, page, question=question, files=files)
-    info = StudyInfo(", ".join(path.resolve().name for path in given), question=question)
+    studies, notes = runs_of_studies(given)
+    name = ", ".join(path.resolve().name for path in given)
+    info = StudyInfo(name, question=question, studies=studies, problems=tuple(notes))
     place = given[0] if len(given) == 1 else Path()
     return write_report(given, _page(page or place / "report.html"), info, files=files)
 
@@ -198,6 +228,6 @@ def _study_info(study: Study, folder: Path, command: str) -> StudyInfo:
         definition=to_yaml(study.document),
         arms=tuple(arm.name for arm in study.arms),
         environments=tuple(study.environments),
-        runs=tuple(spec.path for spec in specs),
+        studies={folder: [spec.path for spec in specs]},
         problems=tuple(f"{path} was made with other settings: {what}" for path, what in other_settings(specs)),
     )

@@ -1,6 +1,6 @@
 """What would stop a run of a study later, looked up before anything is trained.
 
-Prompts, scorers, environments, warm starts and folders of every run are looked up once each. This happens in a child
+Prompts, scorers, environments, warm starts, protocols and folders are looked up once each. This happens in a child
 process, because it imports the user's code and libraries of models, which a process that only starts others should not
 hold.
 """
@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from vlmsafe import kernels
 from vlmsafe.config.settings import TrainConfig
@@ -24,32 +26,36 @@ from vlmsafe.signals.scorers.api import InputKind, Rule
 from vlmsafe.signals.scorers.registry import NO_SCORER, kind_of, look_up_scorer
 from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.scorer.shared import shares
-from vlmsafe.studies.study import RunSpec
+from vlmsafe.studies.study import RunSpec, Study
 from vlmsafe.training.display import check_display
 from vlmsafe.training.setup import check_rule, describe
 
+_NOT_OF_ENVIRONMENT: dict[str, Any] = {
+    "method": "", "seed": 0, "run_dir": None, "init_from": None, "budget": None, "signal": None, "multiplier": None,
+}  # fmt: skip
 
-def require_ready(specs: Sequence[RunSpec], *, elsewhere: bool = False) -> None:
-    """Raise an InputError if a run of a study could not be made."""
-    found = preflight(specs, elsewhere=elsewhere)
+
+def require_ready(study: Study, specs: Sequence[RunSpec], *, elsewhere: bool = False) -> None:
+    """Raise an InputError if something that a study asks for could not be made."""
+    found = preflight(study, specs, elsewhere=elsewhere)
     if found:
         more = f" (and {len(found) - 1} more; vlmsafe study plan lists them)" if len(found) > 1 else ""
         raise InputError(f"nothing was started: {found[0]}{more}")
 
 
-def preflight(specs: Sequence[RunSpec], *, elsewhere: bool = False) -> list[str]:
-    """One sentence for each problem of the runs that are not complete, with the runs that have it.
+def preflight(study: Study, specs: Sequence[RunSpec], *, elsewhere: bool = False) -> list[str]:
+    """One sentence for each problem of a study and of its runs that are not complete, with the runs that have it.
 
     `elsewhere` is for runs on other machines: their environments and scorers are not looked up here.
     """
     missing = [spec for spec in specs if not _complete(spec)]
     if not missing:
-        return []
+        return study.undefined
     try:
         found: list[str] = call_in_child(kernels.in_effect(), _problems, missing, elsewhere)
     except RunError as error:
         raise InputError(f"looking up what the runs need ended the process that did it: {error}") from None
-    return found
+    return [*study.undefined, *found]
 
 
 def _complete(spec: RunSpec) -> bool:
@@ -120,11 +126,16 @@ class _Lookups:
         return _error_of(lambda: check_rule(config, rules)) if own and rules is not None else None
 
     def _env_problem(self, config: TrainConfig, look: InputKind) -> str | None:
-        """Whether the environment is installed; a user's own one is also made, and asked for what a scorer sees."""
+        """Whether the environment is installed; a user's own one is also made, and asked for what a scorer sees.
+
+        It is made once for all runs that differ only in settings which it cannot depend on: `describe` also checks
+        others against its sizes.
+        """
         spec = config.spec
         if spec.version is not None:  # one of this package
             return self._once(("env", config.env), spec.require)
-        return self._once(("env", config.env, look), lambda: describe(config, look, StopRequest()))
+        key = ("env", look, repr(replace(config, **_NOT_OF_ENVIRONMENT)))
+        return self._once(key, lambda: describe(config, look, StopRequest()))
 
 
 def _scorers(spec: RunSpec) -> Iterator[tuple[str, str | None, bool]]:

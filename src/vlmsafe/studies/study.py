@@ -19,7 +19,7 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import nested
 from vlmsafe.envs.registry import world_name
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.protocols import protocol
+from vlmsafe.evaluation.protocols import protocol, protocols_of
 from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 
 LEAST_SEEDS = 2  # one gives no interval, deviation or test
@@ -166,6 +166,20 @@ class Study:
         extra = {"scale": scale} | ({} if scorer is None else {"scorer": scorer})
         return replace(self, scale=scale, scorer=scorer, document={**self.document, **extra})
 
+    @property
+    def undefined(self) -> list[str]:
+        """A line about each evaluation or trace that no run would have: its protocol is defined for no environment."""
+        found = []
+        for kind, requests in (("protocols", self.protocols), ("traces", self.traces)):
+            for request in requests:
+                envs = [env for env in self.environments if not request.environments or env in request.environments]
+                if not any(protocol(request.protocol).defined_for(env) for env in envs):
+                    found.append(
+                        f"'{request.protocol}' under '{kind}' is defined for no environment that it is asked for "
+                        f"({', '.join(envs)}); use {' or '.join(protocols_of(envs[0]))}"
+                    )
+        return found
+
     def expand(self, folder: Path, *, recorded: bool = False) -> tuple[RunSpec, ...]:
         """Every run, in the order in which to make them: all arms with their first seed, then with their second, ...
 
@@ -224,6 +238,11 @@ def _for_method(shared: Overrides, name: str) -> Overrides:
     signal = ("signal.", "multiplier.signal_")
     kept = {key: value for key, value in shared.settings.items() if not key.startswith(signal)}
     return replace(shared, settings=kept)
+
+
+def assumptions(specs: Sequence[RunSpec]) -> list[str]:
+    """What the study does not say about its runs, each once."""
+    return list(dict.fromkeys(note for spec in specs for note in spec.assumptions))
 
 
 def cells(specs: Sequence[RunSpec]) -> dict[tuple[str, str], list[RunSpec]]:

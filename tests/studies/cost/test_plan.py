@@ -68,11 +68,12 @@ def test_memory_and_workers_limit_how_much_runs_at_a_time(tmp_path):
     assert plan(runs, tmp_path, 1, 10, Speeds(PARTS)).at_a_time == 2
 
 
-def test_speeds_of_runs_of_the_same_kind_win_over_the_table(tmp_path):
+@pytest.mark.parametrize("place", ["first", "plain/seed-1", "speeding/plain/seed-1", "other/speeding/ppo-lag/seed-1"])
+def test_speeds_of_runs_of_the_same_kind_win_over_the_table(tmp_path, place):
     (tmp_path / "small").mkdir()
     first = next(spec for spec in specs(tmp_path / "other") if spec.arm == "ppo-lag")
-    first.path.mkdir(parents=True)
-    run = Run.create(first.config)
+    (tmp_path / place).mkdir(parents=True)
+    run = Run.create(replace(first.config, run_dir=tmp_path / place))
     run.append("timing", [{"epoch": epoch, "collect": 500.0, "update": 100.0} for epoch in (1, 2)])
     plain, signalled = plan(specs(tmp_path / "small"), tmp_path, 4, 10**9, Speeds(PARTS, tmp_path)).rows
     assert (plain.source, signalled.source) == ("runs", "table")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.study.run import StudyChoice, assumptions
+from vlmsafe.cli.study.run import StudyChoice
 from vlmsafe.cli.study.tables import cell_table, hours, steps_text
 from vlmsafe.cli.terminal import err, out
 from vlmsafe.errors import EXIT_BAD_INPUT, InputError
@@ -27,12 +28,17 @@ class PlanCommand(StudyChoice):
     """Instead, print the GPU-hours of all the paper's runs, with a GPU in every run and with one scoring service."""
     cores: int | None = None
     """Cores to plan with; by default all."""
+    launcher: Literal["local", "ray"] = "local"
+    """Where the study will run. With ray, what only its nodes need, such as environments and weights, is not looked up
+    here."""
 
 
 def plan_verb(command: PlanCommand) -> None:
+    from vlmsafe.audit.findings import counted
     from vlmsafe.studies.cost.plan import plan
     from vlmsafe.studies.launch.local import LocalLauncher
     from vlmsafe.studies.preflight import preflight
+    from vlmsafe.studies.study import assumptions
 
     if bool(command.study) == command.all:
         raise InputError("name a study, or pass --all for the GPU-hours of all the paper's runs")
@@ -41,7 +47,7 @@ def plan_verb(command: PlanCommand) -> None:
         return
     study, folder = command.load()
     specs = study.expand(folder)
-    launcher = LocalLauncher(cores=command.cores)
+    launcher, here = LocalLauncher(cores=command.cores), command.launcher == "local"
     found = plan(specs, folder.parent, launcher.cores, launcher.memory)
     table = cell_table(
         "environment", "arm", "runs", "done", "steps", "hours/run", "core-h left", "memory", "speed from"
@@ -52,18 +58,18 @@ def plan_verb(command: PlanCommand) -> None:
             _at_least(row.core_hours_left, row.incomplete), f"{row.memory / 2**30:.1f} GiB", row.source,
         )  # fmt: skip
     out.print(table)
-    out.print(f"{found.runs} runs, {found.done} of them done; {steps_text(found.steps)} steps of training")
+    out.print(f"{counted(found.runs, 'run')}, {found.done} done; {steps_text(found.steps)} steps of training")
     if found.done == found.runs:
         out.print("nothing is left to do")
     elif found.core_hours is None:
-        out.print(f"left: an unknown number of hours on {launcher.describe()}")
+        out.print("left: an unknown number of hours" + (f" on {launcher.describe()}" if here else ""))
     else:
         about = "at least" if found.incomplete else "about"
-        core_hours, on_all = hours(found.core_hours), hours(found.hours)
-        out.print(f"left: {about} {core_hours} core-hours, {on_all} hours on {launcher.describe()}")
+        on_all = f", {hours(found.hours)} hours on {launcher.describe()}" if here else ""
+        out.print(f"left: {about} {hours(found.core_hours)} core-hours{on_all}")
     for note in [*found.notes, *assumptions(specs)]:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
-    problems = preflight(specs)
+    problems = preflight(study, specs, elsewhere=not here)
     for problem in problems:
         err.print(f"problem: {problem}", markup=False, soft_wrap=True)
     if problems:

@@ -118,19 +118,22 @@ class RunCommand(StudyChoice):
 
 
 def run_verb(command: RunCommand) -> None:
+    from vlmsafe.audit.findings import counted
     from vlmsafe.io.interrupts import stop_on_signals
     from vlmsafe.studies.cost.plan import Speeds
     from vlmsafe.studies.execute import execute
     from vlmsafe.studies.preflight import require_ready
+    from vlmsafe.studies.study import assumptions
 
     study, folder = command.load()
     specs = study.expand(folder)
-    require_ready(specs, elsewhere=command.launcher != "local")
+    require_ready(study, specs, elsewhere=command.launcher != "local")
     launcher, gpus = make_launcher(command)
     if command.launcher != "local":
         folder = folder.resolve()  # other machines have other working directories
     speeds = Speeds.of(folder.parent)
-    out.print(f"{study.title}: {len(specs)} runs in {folder}, on {launcher.describe()}", markup=False, soft_wrap=True)
+    head = f"{study.title}: {counted(len(specs), 'run')} in {folder}, on {launcher.describe()}"
+    out.print(head, markup=False, soft_wrap=True)
 
     for note in assumptions(specs):
         out.print(f"note: {note}", markup=False, soft_wrap=True)
@@ -167,13 +170,8 @@ def run_verb(command: RunCommand) -> None:
             markup=False, soft_wrap=True,
         )  # fmt: skip
         raise SystemExit(EXIT_FAILED)
-    out.print(f"finished: {len(result.done)} runs", markup=False)
+    out.print(f"finished: {counted(len(result.done), 'run')}", markup=False)
     out.print(f"report: {command.command('report', folder)}", markup=False, soft_wrap=True)
-
-
-def assumptions(specs: Sequence[RunSpec]) -> list[str]:
-    """What the study does not say about its runs, each once."""
-    return list(dict.fromkeys(note for spec in specs for note in spec.assumptions))
 
 
 def make_launcher(command: RunCommand) -> tuple[Launcher, Callable[[RunSpec], float]]:

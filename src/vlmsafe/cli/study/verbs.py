@@ -81,13 +81,14 @@ def _list(command: NoOptions) -> None:
 
 
 def _show(command: ShowCommand) -> None:
+    from vlmsafe.audit.findings import counted
     from vlmsafe.config.yaml import to_yaml
     from vlmsafe.studies.study import cells
 
     study, folder = command.load()
     specs = study.expand(folder, recorded=True)
     out.print(study.question, style="bold")
-    out.print(f"{len(specs)} runs of {len(study.arms)} arms in {folder}\n", markup=False)
+    out.print(f"{counted(len(specs), 'run')} of {counted(len(study.arms), 'arm')} in {folder}\n", markup=False)
     table = cell_table("environment", "arm", "method", "seeds", "steps", "evaluations", "traces")
     for own in cells(specs).values():
         first = own[0]

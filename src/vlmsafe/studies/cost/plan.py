@@ -29,6 +29,8 @@ from vlmsafe.studies.study import EpisodeRequest, RunSpec, cells
 
 _GUESS = 2**30  # bytes of a run whose memory was never measured
 _HORIZON = 1000  # steps of an episode whose length only the environment knows
+_PLACES = ("*", "*/*", "*/*/seed-*", "*/*/*/seed-*")
+"""Where runs are looked for under a folder: single ones, those of a comparison, and those of studies."""
 _FROM_RUNS, _FROM_TABLE, _UNKNOWN = "runs", "table", "not measured"
 
 Key = tuple[str, int, int, str, int, tuple[int, ...], int, str, int]
@@ -44,14 +46,15 @@ class Speeds:
 
     @classmethod
     def of(cls, root: Path | None) -> Speeds:
-        """The shipped table, and the runs of the studies under a folder."""
+        """The shipped table, and the runs under a folder: single ones, and those of studies."""
         return cls(shipped_speeds(), root)
 
     @cached_property
     def _runs(self) -> dict[Key, float]:
         """Seconds of one core per step, for every kind of run under the folder."""
         found: dict[Key, tuple[float, int]] = {}
-        for path in sorted(self.root.glob("*/*/*/seed-*/timing.jsonl")) if self.root else ():
+        root = self.root
+        for path in sorted(path for place in _PLACES for path in root.glob(f"{place}/timing.jsonl")) if root else ():
             try:
                 run = Run.open(path.parent)
                 rows = run.rows("timing")
