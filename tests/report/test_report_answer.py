@@ -187,6 +187,13 @@ def test_arms_without_a_comparison_are_described(tmp_path):
     assert line.endswith("over the budget of 25.")
 
 
+def test_an_arm_with_several_budgets_is_described_with_all_of_them(tmp_path):
+    for seed, budget in ((1, 5.0), (2, 10.0)):
+        write_evaluation(write_run(tmp_path, PLAIN, seed, budget=budget), costs_with(5))
+    (line,) = describe_arms(read_dataset([tmp_path], StudyInfo("study")))
+    assert line.endswith("with budgets from 5 to 10.")
+
+
 def test_a_claim_without_runs_waits_and_is_said(tmp_path):
     write_run(tmp_path, PLAIN, 1)
     claims = Claims((Claim(SIGNAL, PLAIN),))

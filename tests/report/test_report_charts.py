@@ -182,9 +182,9 @@ def test_many_episodes_are_thinned_out_evenly_and_means_are_of_all(tmp_path):
     assert large.y == [pytest.approx(np.mean(costs))]
 
 
-def test_every_budget_of_the_arms_is_a_line(tmp_path):
-    for budget in (15.0, 25.0, 35.0):
-        run = write_run(tmp_path, PLAIN, 1, arm=f"d-{budget:g}", budget=budget)
+def test_every_budget_of_the_runs_is_a_line(tmp_path):
+    for arm, seed, budget in (("one", 1, 15.0), ("two", 1, 25.0), ("two", 2, 35.0)):
+        run = write_run(tmp_path, PLAIN, seed, arm=arm, budget=budget)
         write_evaluation(run, costs_with(1))
     dataset = read_dataset([tmp_path], StudyInfo("study"))
     for entry in (Entry("cost-progress"), Entry("sweep", over=("total_steps",)), Entry("curves"), Entry("dots")):

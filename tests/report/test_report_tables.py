@@ -281,7 +281,17 @@ def test_a_window_longer_than_the_runs_is_called_what_it_is(tmp_path):
     headings = [entry.heading for entry in build_table(dataset, Entry("training")).columns]
     assert "cost, all 4 epochs" in headings
     headings = [entry.heading for entry in build_table(dataset, Entry("returns")).columns]
-    assert [heading for heading in headings if "epochs" in heading] == ["environment, all 4 epochs"] * 2
+    assert [heading for heading in headings if "epochs" in heading] == ["environment, all 4 epochs"]
+
+
+def test_one_epoch_is_named_once_and_in_the_singular(tmp_path):
+    write_run(tmp_path, SIGNAL, 1, epochs=1)
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    headings = [entry.heading for entry in build_table(dataset, Entry("training")).columns]
+    assert "cost, the only epoch" in headings
+    table = build_table(dataset, Entry("returns"))
+    assert [entry.heading for entry in table.columns][-1] == "environment, final epoch"
+    assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
 def test_figures_on_contact_need_as_many_onsets_as_the_audit(tmp_path):

@@ -1,6 +1,9 @@
 """A report is one page with the answer first, and files for papers beside it."""
 
+import os
 import re
+import subprocess
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,10 +12,14 @@ from urllib.parse import unquote
 import pytest
 from report_runs import PLAIN, SIGNAL, costs_with, made_up_prompts, write_evaluation, write_run, write_study
 
+from vlmsafe import evaluate, train
 from vlmsafe.cli import report as command
 from vlmsafe.errors import InputError
+from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.request import StudyInfo
+from vlmsafe.report.rerun import rerun_lines
 from vlmsafe.report.write import write_report
+from vlmsafe.runs.run import Run
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +80,7 @@ def test_the_question_comes_first_then_the_answer_then_tables_figures_audit_and_
         "Training curves",
         "The logged return taken apart",
         "No finding is not the same as nothing wrong.",
-        "vlmsafe train --config metadrive-easy/ppo-lag/seed-123/config.yaml",
+        'vlmsafe train --config "$RUNS"/metadrive-easy/ppo-lag/seed-123/config.yaml',
     ]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
@@ -133,6 +140,45 @@ def test_equal_runs_give_equal_pages_wherever_they_lie(tmp_path):
         pages.append(written.page.read_text())
     assert pages[0] == pages[1]
     assert "What it costs to train" not in pages[0]
+
+
+LAMP = """
+import numpy as np
+import vlmsafe
+
+
+class Lamp(vlmsafe.Scorer):
+    looks_at, rules = "frame", ("decoupled",)
+
+    def __init__(self, prompts):
+        self.groups = (1, 1)
+
+    def score(self, inputs):
+        light = inputs.mean(axis=(1, 2, 3)) / 255.0
+        return np.stack([1 - light, light], axis=1).astype(np.float32)
+"""
+
+
+def test_the_commands_of_a_page_make_a_run_with_the_users_code_and_prompts_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lamp.py").write_text(LAMP)
+    (tmp_path / "mine.yaml").write_text("positive: [水 is calm]\nnegative: [a wave]\n")
+    run = train(env="speeding", method="vlm-ppo-lag", scorer="python:lamp:Lamp", prompts="mine.yaml", total_steps=80,
+                steps_per_epoch=40, learner={"update_iters": 1}, run_dir="runs/my first", quiet=True)  # fmt: skip
+    costs = evaluate(run, episodes=3, processes=1)["cost"]
+    (tmp_path / "mine.yaml").unlink()  # the run has its own copy
+    page = write_report(["runs"], tmp_path / "r.html", files=False).page.read_text(encoding="utf-8")
+    assert "Call these commands in the folder that holds your own modules" in page
+    assert "水 is calm" in page
+    commands, _ = rerun_lines(read_dataset(["runs"], StudyInfo("s")))
+    assert commands[0] == "RUNS=runs"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(["sh", "-ec", "\n".join(commands)], env={**os.environ, "PATH": path}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    again = Run.open(tmp_path / "again" / "my first")
+    assert [row["episode_cost"] for row in again.rows("epochs")] == [row["episode_cost"] for row in run.rows("epochs")]
+    assert evaluate(again, episodes=3)["cost"].equals(costs)
 
 
 def test_what_was_asked_for_and_is_missing_is_listed_with_its_reason(tmp_path):

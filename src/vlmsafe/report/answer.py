@@ -320,5 +320,5 @@ def describe_arms(dataset: Dataset) -> list[str]:
 
 def _relation(cost: float, budgets: Sequence[float]) -> str:
     if len(budgets) != 1:
-        return f"under budgets from {min(budgets):g} to {max(budgets):g}"
+        return f"with budgets from {min(budgets):g} to {max(budgets):g}"
     return f"{'within' if cost <= budgets[0] else 'over'} the budget of {budgets[0]:g}"

@@ -185,7 +185,9 @@ def window_name(window: Window, runs: Iterable[RunRecord]) -> str:
     if window == "final":
         return "final epoch"
     most = max((run.epochs_recorded for run in runs), default=WINDOWS[window])
-    return f"last {WINDOWS[window]} epochs" if most > WINDOWS[window] else f"all {most} epochs"
+    if most > WINDOWS[window]:
+        return f"last {WINDOWS[window]} epochs"
+    return "the only epoch" if most == 1 else f"all {most} epochs"
 
 
 def compared_window(comparison: Comparison, window: Window) -> str:

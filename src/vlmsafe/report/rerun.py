@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from vlmsafe.audit.findings import listed
 from vlmsafe.config.yaml import to_dict
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.request import Entry
+from vlmsafe.runs.layout import CONFIG, PROMPTS, is_run
+from vlmsafe.signals.prompts import shipped_prompts
 
 _ALL = Entry("settings")
 
@@ -23,8 +26,8 @@ def arm_configs(dataset: Dataset) -> Iterator[tuple[str, str, str, str]]:
         for arm in dataset.arms(env, _ALL):
             first = arm.first
             settings = {key: value for key, value in to_dict(first.config).items() if key not in ("run_dir", "seed")}
-            config = yaml.safe_dump(settings, sort_keys=False, width=100)
-            prompts = yaml.safe_dump(first.prompts, sort_keys=False, width=100) if first.prompts else ""
+            config = _yaml(settings)
+            prompts = _yaml(first.prompts) if first.prompts else ""
             same = [
                 run
                 for run in arm.runs
@@ -36,26 +39,42 @@ def arm_configs(dataset: Dataset) -> Iterator[tuple[str, str, str, str]]:
             yield f"{env}, {arm.name}", runs, config, prompts
 
 
-def _relative(path: Path, roots: Sequence[Path]) -> str:
-    """A run's place within the folder it was found in, so that a report does not depend on where that folder is."""
-    for root in roots:
-        if path.resolve().is_relative_to(root.resolve()) and path.resolve() != root.resolve():
-            return path.resolve().relative_to(root.resolve()).as_posix()
-    return path.resolve().name
+def _yaml(document: Any) -> str:
+    return yaml.safe_dump(document, sort_keys=False, width=100, allow_unicode=True)
+
+
+def _root(dataset: Dataset) -> Path:
+    """The folder that all runs of a report lie in."""
+    roots = [Path(os.path.abspath(root)) for root in dataset.roots]  # a link keeps its place
+    return Path(os.path.commonpath([root.parent if is_run(root) else root for root in roots]))
+
+
+def _from_here(folder: Path) -> str:
+    """The way to a folder from where the report is written. If it is not below, its name: a report names no machine."""
+    here = Path.cwd()
+    return folder.relative_to(here).as_posix() if folder.is_relative_to(here) else folder.name
 
 
 def rerun_lines(dataset: Dataset) -> tuple[list[str], dict[str, Any]]:
-    """A command per run, by its own configuration file, and what the runs were made with, each variant once."""
-    commands = []
+    """Commands that make each run again, and what the runs were made with, each variant once.
+
+    A run is trained by its own configuration file and, if its prompts are the user's, its own copy of them. The user's
+    modules are found in the folder where the commands are called, so `$RUNS` is the way to the runs from there.
+    """
+    root = _root(dataset)
+    commands = [f"RUNS={shlex.quote(_from_here(root))}"]
     surroundings: dict[str, list[str]] = {}
     for env in dataset.environments:
         for arm in dataset.arms(env, _ALL):
             for run in arm.runs:
-                folder = _relative(run.source.run.path, dataset.roots)
-                again = shlex.quote(f"again/{folder}")
-                commands.append(f"vlmsafe train --config {shlex.quote(f'{folder}/config.yaml')} --run-dir {again}")
+                folder = Path(os.path.abspath(run.source.run.path)).relative_to(root).as_posix()
+                there, again = f'"$RUNS"/{shlex.quote(folder)}', shlex.quote(f"again/{folder}")
+                own = run.config.signal.prompts not in (None, *shipped_prompts())
+                prompts = f" --prompts {there}/{PROMPTS}" if own and run.prompts is not None else ""
+                commands.append(f"vlmsafe train --config {there}/{CONFIG}{prompts} --run-dir {again}")
                 commands += [
-                    f"vlmsafe evaluate {again} --protocol {shlex.quote(name)}" for name in sorted(run.evaluations)
+                    f"vlmsafe evaluate {again} --protocol {shlex.quote(name)} --episodes {len(table)}"
+                    for name, table in sorted(run.evaluations.items())
                 ]
                 about = {key: value for key, value in run.recorded.items() if key != "started"}
                 surroundings.setdefault(yaml.safe_dump(about, sort_keys=True), []).append(run.label)

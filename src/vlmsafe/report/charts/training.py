@@ -52,8 +52,8 @@ def _series(run: RunRecord, column: str) -> tuple[str, list[float], list[float |
 
 
 def budget_rules(arms: Sequence[ArmRecord], along: Literal["x", "y"] = "x") -> list[Rule]:
-    """A line for each budget that some arm has."""
-    budgets = {arm.first.config.budget for arm in arms if arm.first.config.budget is not None}
+    """A line for each budget that some run has."""
+    budgets = {run.config.budget for arm in arms for run in arm.runs if run.config.budget is not None}
     return [Rule(budget, f"budget {budget:g}", along) for budget in sorted(budgets)]
 
 

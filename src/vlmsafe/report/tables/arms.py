@@ -101,7 +101,7 @@ def training(dataset: Dataset, entry: Entry) -> Table | Missing:
         *named("budget", digits=0),
         outcome_column("cost", "_final", "cost, final epoch"),
         outcome_column("cost", f"_{last}", f"cost, {words}"),
-        Column("over_budget", "over budget", 0, hint=f"runs whose cost over the {words} is above the budget"),
+        Column("over_budget", "over budget", 0, hint=f"runs whose cost ({words}) is above the budget"),
         outcome_column("env_return", "", f"env. return, {words}"),
         outcome_column("shaped_return", "", f"logged return, {words}"),
     ]

@@ -32,21 +32,30 @@ _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 def returns(dataset: Dataset, entry: Entry) -> Table | Missing:
     """The logged return taken apart, arm by arm."""
     rows: list[list[Cell]] = []
+    parts = _parts(dataset, entry)
     for env, arm, found in return_tables(dataset, entry):
         means = found.filter(pl.col("run").is_null()).row(0, named=True)
-        rows.append([text(env), text(arm.name), count(len(found) - 1), *cells(means, _PARTS)])
+        rows.append([text(env), text(arm.name), count(len(found) - 1), *cells(means, parts)])
     if not rows or (not entry.asked and not any(row[4].value for row in rows)):
         return _no_return(entry)
-    columns = [ENV, ARM, *named("runs", digits=0), *_parts(dataset, entry)]
+    columns = [ENV, ARM, *named("runs", digits=0), *parts]
     caption = "Means over runs. What the learner maximised is the logged return; the task's is the environment's."
     return Table(entry.kind, entry.title or "The logged return taken apart", columns, rows, caption, entry.label)
 
 
 def _parts(dataset: Dataset, entry: Entry) -> list[Column]:
-    """The columns of a return's parts, with the epochs that the runs really have in their headings."""
+    """The columns of a return's parts, with the epochs that the runs really have in their headings.
+
+    Of windows that hold the same epochs, because the runs are short, one has a column.
+    """
     runs = [run for env in dataset.envs(entry) for arm in dataset.arms(env, entry) for run in arm.runs]
     means = zip(_PARTS[-len(_WINDOW_COLUMNS) :], _WINDOW_COLUMNS, strict=True)
-    named_after = [replace(column, heading=f"environment, {window_name(window, runs)}") for column, window in means]
+    by_words: dict[str, Column] = {}
+    for column, window in means:
+        by_words.setdefault(window_name(window, runs), column)
+    if max((run.epochs_recorded for run in runs), default=0) == 1:
+        by_words.clear()  # the final epoch is the only one
+    named_after = [replace(column, heading=f"environment, {words}") for words, column in by_words.items()]
     return [*_PARTS[: -len(_WINDOW_COLUMNS)], *named_after]
 
 
