@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,8 +36,10 @@ from vlmsafe.cli.clone import CloneCommand
 from vlmsafe.cli.train import settings_of
 from vlmsafe.cloning.clone import clone_config
 from vlmsafe.config.settings import TrainConfig
-from vlmsafe.config.yaml import flatten, read_yaml, to_dict
+from vlmsafe.config.yaml import flatten, read_yaml, to_dict, to_yaml
+from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
+from vlmsafe.io.files import write_atomically
 from vlmsafe.io.images import decode
 from vlmsafe.runs.drivers import SHIPPED, ShippedDriver, write_driver
 from vlmsafe.runs.layout import is_run
@@ -68,6 +71,8 @@ class Entry:
     """In order, with {seed} and {dir}; the last one makes the driver."""
     figure: str | None = None
     """What a seed is chosen by; by default arrivals without cost, else the first figure of the environment's task."""
+    env: str | None = None
+    """The world that the driver is for, if it was trained in another variant, such as one with more traffic."""
 
     def words(self, command: str, seed: int, directory: Path) -> list[str]:
         return shlex.split(command.format(seed=seed, dir=directory))
@@ -94,7 +99,9 @@ def read_list(path: Path) -> dict[str, Entry]:
     found = {}
     for name, entry in read_yaml(path).items():
         commands = tuple(" ".join(one.split()) for one in entry["commands"])
-        found[name] = Entry(name, entry["summary"], tuple(entry["seeds"]), commands, entry.get("figure"))
+        found[name] = Entry(
+            name, entry["summary"], tuple(entry["seeds"]), commands, entry.get("figure"), entry.get("env")
+        )
     return found
 
 
@@ -232,7 +239,7 @@ def tile(frame: np.ndarray, cost: bool) -> np.ndarray:
 def pack(entry: Entry, directory: Path, out: Path, processes: int) -> ShippedDriver:
     """Choose, evaluate and write a driver."""
     chains = {seed: entry.runs(seed, directory) for seed in entry.seeds}
-    runs = {seed: chain[-1] for seed, chain in chains.items()}
+    runs = {seed: moved(chain[-1], entry.env) for seed, chain in chains.items()}
     seed, chosen_by = choose(runs, entry.figure, processes)
     run, chain = runs[seed], chains[seed]
     table = vlmsafe.evaluate(run, "held-out", episodes=HELD_OUT_EPISODES, processes=processes)
@@ -242,6 +249,7 @@ def pack(entry: Entry, directory: Path, out: Path, processes: int) -> ShippedDri
         "name": entry.name,
         "summary": entry.summary,
         "env": {"name": run.config.env, "version": recorded.get("env_version")},
+        "trained_in": chain[-1].config.env,
         "method": run.config.method,
         "recipe": run.config.recipe,
         "commands": [shlex.join(entry.words(one, seed, DEFAULT_DIRECTORY)) for one in entry.commands],
@@ -262,6 +270,20 @@ def pack(entry: Entry, directory: Path, out: Path, processes: int) -> ShippedDri
         "package": recorded["packages"].get("vlmsafe"),
     }  # fmt: skip
     return write_driver(out / entry.name, run, card, picture_of(run, processes))
+
+
+def moved(run: Run, env: str | None) -> Run:
+    """The run as one of another variant of its world, in which it is evaluated and shipped."""
+    if env is None or env == run.config.env:
+        return run
+    place = run.path.with_name(f"{run.path.name}-in-{env.replace(':', '-')}")
+    if not is_run(place):
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(run.path, place, ignore=shutil.ignore_patterns("config.yaml", "lock", "evaluations", "traces"))
+        settings = read_yaml(run.path / "config.yaml") | {"env": env, "budget": env_spec(env).budget}
+        (place / "evaluations").mkdir()
+        write_atomically(place / "config.yaml", to_yaml(settings).encode())
+    return Run.open(place)
 
 
 def scenarios_of(table: pl.DataFrame) -> str:

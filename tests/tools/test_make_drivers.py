@@ -116,3 +116,14 @@ def test_the_rule_prefers_success_within_the_budget(made, monkeypatch, reached, 
         lambda *_: dict(zip(("distance", "cost"), ({"mean": value} for value in next(results)), strict=True)),
     )  # fmt: skip
     assert tool.choose(runs, None, 1)[0] == chosen
+
+
+def test_a_run_of_another_variant_is_moved_to_the_world_that_the_driver_is_for(made):
+    folder, _, _ = made
+    run = Run.open(folder / "tiny" / "seed-1")
+    assert tool.moved(run, None) is run
+    assert tool.moved(run, "braking") is run
+    there = tool.moved(run, "speeding")
+    assert (there.config.env, there.config.budget, there.status()) == ("speeding", 30.0, "finished")
+    assert (there.checkpoint()[0].arrays["networks"] == run.checkpoint()[0].arrays["networks"]).all()
+    assert tool.moved(run, "speeding").path == there.path
