@@ -155,8 +155,8 @@ class Plan:
         count = chosen.episodes if episodes is None else episodes
         size = len(os.sched_getaffinity(0)) if processes is None else processes
         require_counts(episodes=count, processes=size)
-        if epoch is not None and not isinstance(epoch, Integral):
-            raise InputError(f"epoch is {epoch!r}; expected a whole number")
+        if epoch is not None:
+            require_counts(least=0, epoch=epoch)
         scenarios = [chosen.scenario(episode, spec) for episode in range(count)]
         spec.require()
         checkpoint, problems = run.checkpoint(epoch)
@@ -168,7 +168,7 @@ class Plan:
                 f"{run.resume_command}, or pass --allow-untrained to evaluate the initial policy"
             )
         if elsewhere := other_world(run):
-            on_note(f"{run.path} was trained in another world: {elsewhere}")
+            on_note(f"{run.path} drives in another world than it was trained in: {elsewhere}")
         if (source := spec.source_hash()) is not None:
             spec = _with_source(spec, source, run, on_note)
         if spec.name != run.config.spec.name:
@@ -253,13 +253,13 @@ class Plan:
         return results
 
 
-def require_counts(**given: Any) -> None:
-    """Raise an InputError for a number that is not whole or is smaller than 1."""
+def require_counts(*, least: int = 1, **given: Any) -> None:
+    """Raise an InputError for a number that is not whole or is too small."""
     for name, value in given.items():
         if not isinstance(value, Integral):
             raise InputError(f"{name} is {value!r}; expected a whole number")
-        if value < 1:
-            raise InputError(f"{name} is {value}; it must be at least 1")
+        if value < least:
+            raise InputError(f"{name} is {value}; it must be at least {least}")
 
 
 def warn(note: str) -> None:
