@@ -92,14 +92,14 @@ def test_the_first_meeting_is_the_first_time_of_any_car() -> None:
 
 
 def test_plans_hold_an_acceleration_or_stop_after_it() -> None:
-    ways, speeds = plans(6.0, np.array([2.0, -3.0]), 9.0)
+    ways, speeds = plans(5.0, np.array([2.0, -3.0]), 9.0)
     held, braked, short, _ = zip(ways, speeds, strict=True)
     assert held[1][-1] == 9.0
-    assert held[1][5] == pytest.approx(8.0)
-    assert held[0][5] == pytest.approx(6.0 + 1.0)
+    assert held[1][5] == pytest.approx(7.0)
+    assert held[0][5] == pytest.approx(5.0 + 1.0)
     assert braked[1][-1] == 0.0
-    assert braked[0][-1] == pytest.approx(6.0**2 / 6.0, abs=0.1)
-    assert short[1].max() > 6.0
+    assert braked[0][-1] == pytest.approx(5.0**2 / 6.0, abs=0.1)
+    assert short[1].max() > 5.0
     assert short[1][-1] == 0.0
     assert short[0][-1] < held[0][-1]
 

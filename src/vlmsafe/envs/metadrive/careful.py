@@ -39,8 +39,8 @@ TIMES: Array = np.arange(0.0, 4.01, 0.2)
 """Seconds ahead at which positions are compared."""
 ACCELERATIONS = (2.4, 1.2, 0.4, 0.0, -0.8, -1.6, -3.2, -5.0, -8.0)
 """m/s2 among which the driver chooses."""
-_HOLD = 0.3  # seconds for which a choice holds at least; a full stop follows in half of the plans
-_STOP = -5.0  # m/s2 of this stop
+_HOLD = 0.5  # seconds for which a choice holds at least; a full stop follows in half of the plans
+_STOP = -2.0  # m/s2 of this stop, far below what the brake can do: a clone that brakes late still has time
 _EASE = 2.5  # m/s2 with which it slows down before a bend
 _TRAFFIC = 30 / 3.6  # m/s, which traffic cars aim at
 _THROTTLE, _DRAG, _BRAKE = 2.76, 0.36, 16.2  # m/s2 of full throttle, of rolling, and of the brake per unit of action
