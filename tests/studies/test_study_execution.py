@@ -18,7 +18,7 @@ from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.runs.run import Run
 from vlmsafe.studies import reuse
-from vlmsafe.studies.execute import StudyResult, execute
+from vlmsafe.studies.execute import StudyResult, execute, write_definition
 from vlmsafe.studies.journal import Event, failures
 from vlmsafe.studies.progress import study_progress
 from vlmsafe.studies.schema import load_study, parse_study
@@ -410,3 +410,19 @@ def test_a_crash_while_copying_leaves_no_half_run(folder, monkeypatch, function)
     assert len(run(other, target, launcher).done) == 4
     assert trainings(launcher) == 0
     assert records(target) == records(folder)
+
+
+def test_claims_that_somebody_else_wrote_are_kept(tmp_path):
+    one = parse_study(SMALL, "small.yaml")
+    assert write_definition(one, tmp_path) is None
+    changed = parse_study(SMALL.replace("about: [signal]", "about: [signal], alpha: 0.01"), "small.yaml")
+    assert write_definition(changed, tmp_path) is None  # the study's own claims follow its file
+    assert load_claims(tmp_path / "claims.yaml").comparisons[0].alpha == 0.01
+    own = "comparisons: [{first: oracle, second: ppo-lag, test: none}]\n"
+    (tmp_path / "claims.yaml").write_text(own)
+    for definition in (changed, one, parse_study(TRAINING, "small.yaml")):
+        assert "it is kept" in (write_definition(definition, tmp_path) or "")
+        assert (tmp_path / "claims.yaml").read_text() == own
+    (tmp_path / "claims.yaml").unlink()
+    assert write_definition(parse_study(TRAINING, "small.yaml"), tmp_path) is None
+    assert not (tmp_path / "claims.yaml").exists()

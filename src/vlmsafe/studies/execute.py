@@ -13,11 +13,13 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from vlmsafe.config.yaml import to_yaml
+from vlmsafe.comparison.claims import CLAIMS_FILE
+from vlmsafe.config.yaml import read_yaml, to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
@@ -124,7 +126,8 @@ class _Execution:
             fetch(store, self.specs, folder)
             keep_new(store, self.specs)
         check_runs(self.specs)
-        write_definition(study, folder)
+        if kept := write_definition(study, folder):
+            on_event(Event("study", "", "kept", kept))
         shutil.rmtree(folder / _COPIES, ignore_errors=True)  # left by a crash during a copy
         self.sync = StoreSync(store, folder, lambda why: on_event(Event("study", "copying", "waits", why)))
         self.pending = list(self.specs)
@@ -317,14 +320,28 @@ class _Execution:
             self.on_event(Event(who, "", "kept", f"{why}; to train anew, rename the study or move the runs away"))
 
 
-def write_definition(study: Study, folder: Path) -> None:
-    """Write the study into its folder, and its comparisons as claims for the audit."""
-    write_atomically(folder / STUDY_FILE, to_yaml(study.document).encode())
-    claims = {key: study.document[key] for key in ("comparisons", "correction") if key in study.document}
-    if "comparisons" in claims:
-        write_atomically(folder / "claims.yaml", to_yaml(claims).encode())
+def write_definition(study: Study, folder: Path) -> str | None:
+    """Write the study into its folder, and its comparisons as claims for the audit.
+
+    Claims that somebody else wrote into the folder are kept, and a line is returned that says so.
+    """
+    path, place = folder / CLAIMS_FILE, folder / STUDY_FILE
+    own, there = _claims(study.document), path.read_bytes() if path.is_file() else None
+    before = _claims(read_yaml(place)) if place.is_file() else None
+    write_atomically(place, to_yaml(study.document).encode())
+    if there is not None and there not in (own, before):
+        return f"{path} is not from the study's own comparisons, so it is kept, and the audit and the report use it"
+    if own is not None:
+        write_atomically(path, own)
     else:
-        (folder / "claims.yaml").unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _claims(document: Mapping[str, Any]) -> bytes | None:
+    """The comparisons of a study as a file; None if it has none."""
+    claims = {key: document[key] for key in ("comparisons", "correction") if key in document}
+    return to_yaml(claims).encode() if "comparisons" in claims else None
 
 
 def _reason(code: int, log: Path, begun_at: int) -> str:
