@@ -85,6 +85,9 @@ def test_runs_that_have_not_begun_are_not_chosen(folder):
     shutil.rmtree(folder / "speeding/ppo-lag")
     result = verify_study(parse_study(STUDY, ""), folder, runs=9, epochs=0)
     assert (result.begun, result.planned, len(result.runs)) == (2, 4, 2)
+    shutil.rmtree(folder / "speeding/ppo/seed-2")
+    alone = verify_study(parse_study(STUDY, ""), folder, runs=9, epochs=0).summary
+    assert alone == "1 of 1 run is equal; chosen from 1 run with finished epochs, of 4 planned"
 
 
 def test_a_study_without_runs_or_a_sample_of_none_is_refused(folder, tmp_path):

@@ -17,6 +17,7 @@ from typing import Any
 
 import polars as pl
 
+from vlmsafe.audit.findings import counted
 from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
@@ -118,7 +119,7 @@ def _about(trace: RecordedTrace, shown: int, recorded: int) -> list[list[str]]:
     about = trace.about
     found = [["episodes", f"{shown} of {recorded}" if shown < recorded else str(recorded)]]
     if "checkpoint_epoch" in about:
-        found.append(["trained for", f"{about['checkpoint_epoch']} epochs"])
+        found.append(["trained for", counted(about["checkpoint_epoch"], "epoch")])
     if "deterministic" in about:
         found.append(["actions", "mean" if about["deterministic"] else "drawn"])
     if "every" in about:

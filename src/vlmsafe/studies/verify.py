@@ -9,6 +9,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
+from vlmsafe.audit.findings import counted
 from vlmsafe.errors import EXIT_ERRORS, EXIT_WARNINGS, InputError, VlmsafeError
 from vlmsafe.runs.layout import row_file
 from vlmsafe.studies.study import RunSpec, Study, cells
@@ -58,9 +59,13 @@ class VerifiedStudy:
     def summary(self) -> str:
         """How many runs are equal, in one line."""
         different, unknown = (sum(run.exit_code == code for run in self.runs) for code in (EXIT_ERRORS, EXIT_WARNINGS))
-        parts = [f"{len(self.runs) - different - unknown} of {len(self.runs)} runs are equal"]
-        parts += [f"{different} differ"] * bool(different) + [f"{unknown} could not be verified"] * bool(unknown)
-        return f"{', '.join(parts)}; chosen from {self.begun} runs with finished epochs, of {self.planned} planned"
+        equal = len(self.runs) - different - unknown
+        parts = [f"{equal} of {counted(len(self.runs), 'run')} {'is' if equal == 1 else 'are'} equal"]
+        parts += [f"{different} {'differs' if different == 1 else 'differ'}"] * bool(different) + [
+            f"{unknown} could not be verified"
+        ] * bool(unknown)
+        chosen = f"chosen from {counted(self.begun, 'run')} with finished epochs, of {self.planned} planned"
+        return f"{', '.join(parts)}; {chosen}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from vlmsafe.audit.findings import counted
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
@@ -160,7 +161,9 @@ def _left_out(rows: list[GpuRow]) -> list[str]:
     models, others = (sum(getattr(row, name) for row in rows) for name in ("model_unknown", "speed_unknown"))
     found = []
     if models:
-        found.append(f"left out: {models} runs with models whose speed on a GPU was not measured (ViT-L/14, Qwen2-VL)")
+        found.append(
+            f"left out: {counted(models, 'run')} with models whose speed on a GPU was not measured (ViT-L/14, Qwen2-VL)"
+        )
     if others:
-        found.append(f"left out: {others} runs whose environment or learner was not measured")
+        found.append(f"left out: {counted(others, 'run')} whose environment or learner was not measured")
     return found

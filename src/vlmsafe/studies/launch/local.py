@@ -54,7 +54,8 @@ class LocalLauncher(Launcher):
 
     def describe(self) -> str:
         limit = "" if self.jobs is None else f", at most {self.jobs} at a time"
-        return f"this machine: {self.cores} cores, {self.memory / 2**30:.1f} GiB of memory to use{limit}"
+        plural = "" if self.cores == 1 else "s"
+        return f"this machine: {self.cores} core{plural}, {self.memory / 2**30:.1f} GiB of memory to use{limit}"
 
 
 class _Process(Handle):
