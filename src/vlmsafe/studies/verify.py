@@ -61,9 +61,10 @@ class VerifiedStudy:
         different, unknown = (sum(run.exit_code == code for run in self.runs) for code in (EXIT_ERRORS, EXIT_WARNINGS))
         equal = len(self.runs) - different - unknown
         parts = [f"{equal} of {counted(len(self.runs), 'run')} {'is' if equal == 1 else 'are'} equal"]
-        parts += [f"{different} {'differs' if different == 1 else 'differ'}"] * bool(different) + [
-            f"{unknown} could not be verified"
-        ] * bool(unknown)
+        if different:
+            parts.append(f"{different} {'differs' if different == 1 else 'differ'}")
+        if unknown:
+            parts.append(f"{unknown} could not be verified")
         chosen = f"chosen from {counted(self.begun, 'run')} with finished epochs, of {self.planned} planned"
         return f"{', '.join(parts)}; {chosen}"
 
