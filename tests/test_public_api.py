@@ -148,3 +148,8 @@ def test_a_report_on_nothing_but_damaged_runs_says_so(tmp_path):
     page = written.page.read_text(encoding="utf-8").replace("<wbr>", "")
     assert "unreadable-run" in page
     assert str(tmp_path / "broken") in page
+
+
+def test_an_environment_without_its_name_is_explained():
+    with pytest.raises(vlmsafe.VlmsafeError, match="such as env='speeding', or a TrainConfig"):
+        vlmsafe.train("speeding")

@@ -144,9 +144,11 @@ class _Lines:
         config = self._run.config
         self._speed.begin(epoch * config.steps_per_epoch)
         how = f"continues after epoch {epoch}" if epoch else "starts"
+        numbers = {"epoch": config.epochs, "worker": config.num_envs}
+        epochs, workers = (f"{number} {noun}{'s' * (number != 1)}" for noun, number in numbers.items())
         self._print(
             f"{self._run.path}: {config.method} on {config.env}, seed {config.seed}, {how}; "
-            f"{config.epochs} epochs of {config.steps_per_epoch:,} steps, {config.num_envs} workers"
+            f"{epochs} of {config.steps_per_epoch:,} steps, {workers}"
         )
 
     def steps(self, total: int) -> None:

@@ -48,6 +48,8 @@ def train(config: TrainConfig | None = None, *, quiet: bool = False, **settings:
     """
     if config is not None and settings:
         raise TypeError("give either a TrainConfig or single settings, not both")
+    if config is not None and not isinstance(config, TrainConfig):
+        raise InputError(f"train got {config!r}; expected settings by name, such as env={config!r}, or a TrainConfig")
     given = config or config_from(settings)
     chosen = given.resolved()
     check_method(chosen)
