@@ -4,7 +4,9 @@ import dataclasses
 import json
 import os
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -12,7 +14,9 @@ from designs.clean_design import write_clean_design
 from designs.editing import HELD_OUT, edit_claims, edit_epochs, edit_table, judged, run_paths, set_up_with, with_costs
 from designs.planting import BASELINE, FIRST
 
+from vlmsafe.analysis.anticipation import anticipation
 from vlmsafe.audit import audit
+from vlmsafe.audit.checks.signal import TracedScore, constant_score, no_lead_time
 from vlmsafe.comparison.claims import Claim, Claims, comparisons, load_claims
 from vlmsafe.comparison.outcomes import judge
 from vlmsafe.comparison.settings import differences, factors_of, infer_about, unnamed
@@ -319,3 +323,55 @@ def test_cheap_episodes_of_an_arm_that_costs_far_more_than_its_budget_are_not_it
     for path in run_paths(design, BASELINE):  # now the same cost is far below that of the other arm
         edit_table(path, with_costs(lambda cost: cost + 1000.0))
     assert passive() == {FIRST}
+
+
+def test_a_claim_about_an_evaluation_has_no_windows(tmp_path):
+    folder = write_clean_design(tmp_path, seeds=24)
+    claim(folder, source=HELD_OUT)
+    for path in run_paths(folder, FIRST):
+        edit_epochs(path, _worse_but_for_the_last)
+    assert "window-dependent" not in audit([folder], resamples=100).codes()
+
+
+@pytest.mark.parametrize("arm", [FIRST, BASELINE])
+def test_a_repetition_of_either_arm_shows_how_much_is_chance(design, arm):
+    claim(design, source=HELD_OUT)
+    (own,) = {path.parent for path in run_paths(design, arm)}
+    shutil.copytree(own, own.with_name(f"{arm}-again"))
+    for path in run_paths(design, f"{arm}-again"):
+        edit_table(path, with_costs(lambda cost: cost + 9.0))
+    found = [one for one in audit([design], resamples=100).findings if one.code == "replication-noise"]
+    assert [one.data["repetition"] for one in found] == [f"{arm}-again"]
+    assert f"has the settings of '{arm}'" in found[0].evidence[1]
+
+
+def traced_score(scorer, scores, warned):
+    """A trace of 12 episodes, of which two have contact; with `warned`, the score rises before it."""
+    episodes, at = np.repeat(np.arange(12), 100), np.tile(np.arange(100), 12)
+    contact = (at == 50) & (episodes < 2)
+    rises = (at >= 30) & (at < 50) & (episodes < 2) if warned else (at < 20) & (episodes < 2)
+    aucs = anticipation({"negative": rises.astype(float)}, contact, episodes, resamples=100)
+    arm = SimpleNamespace(name="scored", env="speeding", runs=[], first=SimpleNamespace(config=method_config(scorer)))
+    return TracedScore(arm, HELD_OUT, 2, scores, aucs)
+
+
+def method_config(scorer):
+    defaults = method_defaults("ppo-lag-rnd")
+    return dataclasses.replace(defaults, signal=dataclasses.replace(defaults.signal, scorer=scorer))
+
+
+def test_a_rise_before_few_contacts_is_not_called_none():
+    varied = np.random.default_rng(0).normal(0.6, 0.2, 500)
+    assert list(no_lead_time(traced_score("embedded", varied, warned=True))) == []
+    assert [one.code for one in no_lead_time(traced_score("embedded", varied, warned=False))] == ["no-lead-time"]
+
+
+@pytest.mark.parametrize(
+    ("scorer", "mean", "deviation", "constant"),
+    [("embedded", 0.6, 0.005, True), ("embedded", 0.6, 0.02, False), ("rnd", 0.002, 0.001, False),
+     ("rnd", 5.0, 0.02, True)],
+)  # fmt: skip
+def test_novelty_is_compared_with_its_own_mean(scorer, mean, deviation, constant):
+    scores = mean + deviation * np.tile([-1.0, 1.0], 200)
+    found = list(constant_score(traced_score(scorer, scores, warned=False)))
+    assert [one.code for one in found] == ["constant-score"] * constant

@@ -228,13 +228,15 @@ _ALL = (
     ),
     FindingKind(
         "constant-score", "signal", _WARNING, "a score that hardly varies",
-        "c_vlm has a standard deviation below 0.01 in the trace, and does not warn of contact.",
+        "c_vlm has a standard deviation below 0.01 in the trace, and does not warn of contact. For a scorer that "
+        "learns, such as RND, it is 1 % of the mean instead.",
         "choose prompts, or a scorer, that tell these frames apart",
     ),
     FindingKind(
         "no-lead-time", "signal", _WARNING, "a score that does not rise before contact",
         "The trace does not meet the criterion of lead time: standardised c_vlm at K = 20 or 40. The check needs ten "
-        "onsets. The finding says so where the simulator's own hazard fails too.",
+        "onsets, and contact in enough episodes to rely on a rise. The finding says so if the simulator's own hazard "
+        "fails too.",
         "do not speak of anticipation; look at what the score reacts to (vlmsafe diagnose lead-time RUN), and try "
         "other prompts on the same trace before training again",
     ),

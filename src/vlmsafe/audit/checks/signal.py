@@ -11,12 +11,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from vlmsafe.analysis.anticipation import CONTROL, anticipation, passes
+from vlmsafe.analysis.anticipation import CONTROL, anticipation, passes, verdict
 from vlmsafe.analysis.multiplier_replay import replay, summarise
 from vlmsafe.analysis.tables import episode_numbers, floats, require_trace, stacked
 from vlmsafe.audit.findings import Finding, Unchecked, about_arm, counted, finding, listed
 from vlmsafe.errors import InputError
 from vlmsafe.runs.records import ArmRecord, RunRecord
+from vlmsafe.signals.scorers.registry import kind_of
 
 INERT = 0.01
 """A term that never changes lambda by more than this share of its largest value is inert."""
@@ -206,6 +207,9 @@ def read_traces(arm: ArmRecord, resamples: int) -> Iterator[TracedScore | Unchec
         if traced.aucs is None:
             reason = f"{counted(traced.onsets, 'onset')} of contact; at least {FEWEST_ONSETS} needed"
             yield Unchecked(("no-lead-time",), (subject,), reason)
+        elif verdict(traced.aucs) == "too few contacts":
+            reason = "c_vlm rises before contact, but too few episodes have contact to rely on it"
+            yield Unchecked(("no-lead-time",), (subject,), reason)
         yield traced
 
 
@@ -232,9 +236,14 @@ def _traced_score(arm: ArmRecord, protocol: str, steps: pl.DataFrame, resamples:
 
 
 def constant_score(traced: TracedScore) -> Iterator[Finding]:
-    """A score that warns of contact may vary as little as it likes; no other may."""
+    """A score that warns of contact may vary as little as it likes; no other may.
+
+    A similarity lies between -1 and 1. Novelty has a scale of its own, and is compared with its mean.
+    """
     spread = float(np.std(traced.scores)) if len(traced.scores) else 0.0
-    if spread < HARDLY and (traced.aucs is None or not passes(traced.aucs)):
+    scorer = traced.arm.first.config.signal.scorer
+    scale = abs(float(traced.scores.mean())) if len(traced.scores) and kind_of(scorer).learns else 1.0
+    if spread < HARDLY * scale and (traced.aucs is None or not passes(traced.aucs)):
         yield finding(
             "constant-score",
             about_arm(traced.arm, traced.protocol, traced.runs),
@@ -247,7 +256,7 @@ def constant_score(traced: TracedScore) -> Iterator[Finding]:
 
 
 def no_lead_time(traced: TracedScore) -> Iterator[Finding]:
-    if traced.aucs is None or passes(traced.aucs):
+    if traced.aucs is None or verdict(traced.aucs) != "not met":
         return
     remark = []
     if "hazard" in traced.aucs["signal"] and not passes(traced.aucs, "hazard"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -70,7 +71,9 @@ def few_episodes_decide(comparison: Comparison) -> Iterator[Finding]:
 
 
 def window_dependent(comparison: Comparison) -> Iterator[Finding]:
-    """The verdict may change with the epochs that are averaged."""
+    """The verdict may change with the epochs that are averaged. A claim about an evaluation averages none."""
+    if comparison.claim.stated and source_of(comparison) != "training":
+        return
     runs = (*comparison.first.runs, *comparison.second.runs)
     recorded = min((run.epochs_recorded for run in runs if run.epochs_recorded), default=0)
     fitting: list[Window] = [window for window, size in WINDOWS.items() if size <= recorded]
@@ -168,29 +171,28 @@ def replication_noise(comparisons: Sequence[Comparison], arms: Sequence[ArmRecor
         claim, means = comparison.claim, _means(comparison)
         if means is None or means[0] == means[1]:
             continue
-        for arm in arms:
-            if arm.env != comparison.env or arm.name in (claim.first, claim.second) or not _repeats(comparison, arm):
-                continue
+        sides = ((comparison.first, means[0]), (comparison.second, means[1]))
+        others = [arm for arm in arms if arm.env == comparison.env and arm.name not in (claim.first, claim.second)]
+        for arm, (side, mean) in itertools.product(others, sides):
             values = list(values_of(arm, claim.outcome, source_of(comparison), claim.window).values())
-            if not values:
+            if not values or not _repeats(side, arm):
                 continue
-            effect, noise = abs(means[0] - means[1]), abs(means[0] - float(np.mean(values)))
+            effect, noise = abs(means[0] - means[1]), abs(mean - float(np.mean(values)))
             if noise >= NOISE * effect:
                 yield finding(
                     "replication-noise",
                     about_comparison(comparison),
                     [
                         f"{WORDS[claim.outcome]} {against(means)}: a difference of {effect:.4g}",
-                        f"'{arm.name}' has the settings of '{claim.first}' and {np.mean(values):.4g}: {noise:.4g} away",
+                        f"'{arm.name}' has the settings of '{side.name}' and {np.mean(values):.4g}: {noise:.4g} away",
                     ],
                     {"difference": effect, "between_repetitions": noise, "repetition": arm.name},
                     metric=claim.outcome,
                 )
 
 
-def _repeats(comparison: Comparison, arm: ArmRecord) -> bool:
-    one, other = comparison.first.first, arm.first
-    return not differences(one.settings, other.settings) and one.prompts == other.prompts
+def _repeats(one: ArmRecord, other: ArmRecord) -> bool:
+    return not differences(one.first.settings, other.first.settings) and one.first.prompts == other.first.prompts
 
 
 COMPARISON_CHECKS = (few_episodes_decide, window_dependent, protocol_dependent)
