@@ -200,3 +200,15 @@ def test_a_claim_without_runs_waits_and_is_said(tmp_path):
     dataset = read_dataset([tmp_path], StudyInfo("study", claims=claims))
     assert dataset.problems == [f"no runs yet for the comparison '{SIGNAL}' against '{PLAIN}'"]
     assert headline(results(dataset)) == "No comparison has results yet."
+
+
+@pytest.mark.parametrize("test", ["sign-flip", "paired-t"])
+def test_a_paired_claim_is_described_by_the_seeds_that_it_tests(tmp_path, test):
+    # The fifth run of the first arm has no partner; seeds move both arms alike.
+    _, (one,) = worked_out(pair(tmp_path, [1, 4, 8, 13, 20], [3, 6, 11, 15]), test=test)
+    assert list(one.first) == list(one.second) == [0, 1, 2, 3]
+    text = sentence(one)
+    assert f"32.5 % with '{SIGNAL}' and 43.8 % with '{PLAIN}' (4 matched seeds, evaluation held-out)" in text
+    assert one.interval.estimate == pytest.approx(-0.1125)
+    assert one.interval.high <= -0.10 + 1e-9  # the seeds' differences lie between -0.15 and -0.10
+    assert one.verdict.first - one.verdict.second == pytest.approx(one.interval.estimate)

@@ -24,6 +24,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
 _COUNTABLE = 40  # up to this many runs of both arms, all splits are counted, in less than a second
+PAIRED = ("sign-flip", "paired-t")
+"""Tests of the differences between runs of equal seed."""
 Values = Mapping[int | str, float]
 
 WORDS: dict[Outcome, str] = {
@@ -130,11 +132,17 @@ def verdict(comparison: Comparison, source: str, window: Window = "final") -> Ve
     return judge(comparison.claim, first, second)
 
 
+def compared(claim: Claim, first: Values, second: Values) -> tuple[Values, Values]:
+    """The outcomes that the claimed test compares: for a paired test, those of the seeds that both arms have."""
+    if claim.test not in PAIRED:
+        return first, second
+    shared = [key for key in first if key in second]
+    return {key: first[key] for key in shared}, {key: second[key] for key in shared}
+
+
 def judge(claim: Claim, first: Values, second: Values) -> Verdict | None:
     """The verdict of the claimed test on the outcomes of two arms; None if they are too few."""
-    if claim.test in ("sign-flip", "paired-t"):  # by the seeds that both arms have
-        shared = [key for key in first if key in second]
-        first, second = ({key: side[key] for key in shared} for side in (first, second))
+    first, second = compared(claim, first, second)
     if min(len(first), len(second)) < (LEAST if claim.test == "bootstrap" else 2):
         return None
     a, b = np.array(list(first.values())), np.array(list(second.values()))

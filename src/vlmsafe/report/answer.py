@@ -7,11 +7,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vlmsafe.analysis.resampling import LEAST, LEVEL, Interval, bootstrap_mean_difference
+from vlmsafe.analysis.resampling import LEAST, LEVEL, Interval, bootstrap_mean_difference, bootstrap_paired_difference
+from vlmsafe.analysis.statistics import pair_by_seed
 from vlmsafe.audit.findings import Audit, Finding, counted
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Claim, Comparison
-from vlmsafe.comparison.outcomes import WORDS, Values, Verdict, judge, smallest_p, source_of, values_of
+from vlmsafe.comparison.outcomes import (
+    PAIRED,
+    WORDS,
+    Values,
+    Verdict,
+    compared,
+    judge,
+    smallest_p,
+    source_of,
+    values_of,
+)
 from vlmsafe.report.cells import compared_window
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import minus
@@ -86,6 +97,7 @@ def _result(comparison: Comparison, audit: Audit) -> ComparisonResult:
     first, second = (
         values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)
     )
+    first, second = compared(claim, first, second)  # means and intervals are those of what is tested
     verdict = judge(claim, first, second) if claim.test != "none" else None
     paired = len(set(first) & set(second))
     return ComparisonResult(
@@ -109,6 +121,9 @@ def _interval(claim: Claim, first: Values, second: Values, alpha: float) -> Inte
     if min(len(first), len(second)) < LEAST:
         return None
     level = 1.0 - alpha if claim.test == "bootstrap" else LEVEL
+    if claim.test in PAIRED:
+        pairs = pair_by_seed(list(first), list(first.values()), list(second), list(second.values()))
+        return bootstrap_paired_difference(pairs, level=level)
     return bootstrap_mean_difference(list(first.values()), list(second.values()), level=level)
 
 
@@ -207,6 +222,8 @@ def sentence(result: ComparisonResult) -> str:
     runs = f"{counts[0]} runs each" if counts[0] == counts[1] else f"{counts[0]} and {counts[1]} runs"
     if counts == (1, 1):
         runs = "one run each"
+    elif claim.test in PAIRED:
+        runs = f"{counted(counts[0], 'matched seed')}"
     text = (
         f"{result.comparison.env}: {result.word} {amount(means[0], claim.outcome)} with '{claim.first}' and "
         f"{amount(means[1], claim.outcome)} with '{claim.second}' ({runs}, {_from(result)})"
