@@ -44,7 +44,7 @@ def test_diagnostics_run_on_a_run_of_every_environment(env, tmp_path, monkeypatc
 
     def diagnosed(what):
         out = tmp_path / what
-        main(["diagnose", what, str(run.path), "--resamples", "50", "--out", str(out), "--json"])
+        main(["diagnose", what, str(run.path), "--resamples", "50", "--onsets", "0", "--out", str(out), "--json"])
         (answer,) = json.loads(capsys.readouterr().out)
         assert answer["env"] == env
         tables, figures = set(answer["tables"]), set(answer["figures"])
@@ -80,7 +80,7 @@ def check_replay(run, tables, figures):
 def check_lead_time(steps, tables, figures):
     """Every signal, form and horizon is there, over the steps without contact that were scored."""
     aucs = tables["lead-time-runs"]
-    assert len(aucs) == 2 * 5 * 2 * 6, "pool and run, signals and the control, forms, horizons"
+    assert len(aucs) == 2 * 5 * 3 * 6, "pool and run, signals and the control, forms, horizons"
     seen = steps.filter("scored")
     free = len(seen.filter(cost=0.0))
     assert {row["positives"] + row["negatives"] for row in aucs} == {free}

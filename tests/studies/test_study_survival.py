@@ -24,6 +24,21 @@ from vlmsafe.studies.schema import parse_study
 
 pytestmark = pytest.mark.slow
 
+BLIND = """
+import vlmsafe
+
+
+class Blind(vlmsafe.Scorer):
+    looks_at = "observation"
+    rules = ("decoupled",)
+    groups = (1, 1)
+
+    def __init__(self, prompts):
+        pass
+
+    def score(self, inputs):
+        raise OSError("no eyes")
+"""
 STUDY = """\
 name: speeding
 question: Does the oracle lower the cost?
@@ -115,12 +130,14 @@ def test_a_study_with_a_run_that_cannot_be_made_exits_with_an_error_and_finishes
     text = (
         STUDY.replace("16000", "400")
         .replace("seeds: [1, 2]", "seeds: [1]")
-        .replace("signal.scorer: oracle", "signal.scorer: 'python:nowhere:Nothing'")
+        .replace("signal.scorer: oracle", "signal.scorer: 'python:blind:Blind'")
     )
+    (tmp_path / "blind.py").write_text(BLIND)
     (tmp_path / "speeding.yaml").write_text(text)
     answer = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, timeout=600.0)
     assert answer.returncode == EXIT_FAILED
-    assert "failed: speeding/oracle/seed-1: train: cannot import the scorer 'python:nowhere:Nothing'" in answer.stderr
+    failed = "failed: speeding/oracle/seed-1: train: the scorer 'python:blind:Blind' raised OSError: no eyes"
+    assert failed in answer.stderr
     assert "1 of 2 runs failed" in answer.stderr
     assert "speeding/ppo-lag/seed-1: evaluate held-out ended" in answer.stdout
     status = [sys.executable, "-m", "vlmsafe", "study", "status", "runs/speeding"]
@@ -128,4 +145,4 @@ def test_a_study_with_a_run_that_cannot_be_made_exits_with_an_error_and_finishes
     rows = {line.split()[1]: line.split()[2:] for line in table.splitlines() if line.strip().startswith("speeding ")}
     assert rows["ppo-lag"] == ["1/1", "100", "%", "1/1", "-", "done"]
     assert rows["oracle"] == ["0/1", "0", "%", "0/1", "-", "1", "failed"]
-    assert "cannot import the scorer" in table
+    assert "no eyes" in table

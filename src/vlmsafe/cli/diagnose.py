@@ -42,6 +42,8 @@ class DiagnoseCommand:
     """Seed of the resamples, and of how episodes are split in half."""
     frames: int | None = None
     """For gate: so many frames per run, evenly spaced, in the tables of margins and kappa; the paper takes 200."""
+    onsets: int | None = None
+    """For lead-time and gate: arms with fewer onsets of contact are left out. By default the audit's minimum."""
     passive_below: float | None = None
     """For returns: an episode without cost counts as passive if its return is below this; the paper takes 20 on
     MetaDrive. By default the audit's threshold."""
@@ -49,6 +51,7 @@ class DiagnoseCommand:
 
 def diagnose_verb(argv: list[str]) -> None:
     command = parse(DiagnoseCommand, argv, "diagnose")
+    from vlmsafe.audit.checks.signal import FEWEST_ONSETS
     from vlmsafe.report.diagnose import diagnose, read_sources
     from vlmsafe.report.render.files import to_json
     from vlmsafe.report.request import AnalysisOptions
@@ -64,6 +67,7 @@ def diagnose_verb(argv: list[str]) -> None:
         by_run=True,
         scorer=command.scorer,
         frames=command.frames,
+        onsets=FEWEST_ONSETS if command.onsets is None else command.onsets,
         passive_below=command.passive_below,
     )
     studies, problems = runs_of_studies(command.paths)

@@ -111,7 +111,9 @@ def unchanged(seen: Mapping[str, Stamp]) -> bool:
 
 
 def unseen_files(files: Iterable[str], source: SourceHash) -> list[str]:
-    """The names of those of some loaded files that the rule did not reach."""
+    """The names of those of some loaded files that the rule did not reach; none if it is not known which it read."""
+    if not source.seen:
+        return []
     seen = {os.path.realpath(path) for path in source.seen}
     return sorted({os.path.basename(path) for path in files if os.path.realpath(path) not in seen})
 
