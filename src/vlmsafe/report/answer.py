@@ -94,10 +94,8 @@ def results(dataset: Dataset, chosen: Sequence[Comparison] | None = None) -> lis
 
 def _result(comparison: Comparison, audit: Audit) -> ComparisonResult:
     claim, source = comparison.claim, source_of(comparison)
-    first, second = (
-        values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)
-    )
-    first, second = compared(claim, first, second)  # means and intervals are those of what is tested
+    values = [values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)]
+    first, second = compared(claim, *values)  # means and intervals are those of what is tested
     verdict = judge(claim, first, second) if claim.test != "none" else None
     paired = len(set(first) & set(second))
     return ComparisonResult(
