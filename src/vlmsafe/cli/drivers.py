@@ -68,13 +68,17 @@ def _list(known: dict[str, ShippedDriver]) -> None:
 
 
 def success(figures: dict[str, dict[str, float]]) -> str:
-    """The held-out success of a card in a few words: who arrives, else the first figure of the environment's task.
+    """The held-out success of a card in a few words: stages, who arrives, or the first figure of the task.
 
     >>> success({"arrived": {"mean": 0.98}, "arrived_without_cost": {"mean": 0.9}, "cost": {"mean": 0.2}})
     '98 % arrive, 90 % at no cost'
     >>> success({"cost": {"mean": 0.2}, "env_return": {"mean": 9.0}, "length": {"mean": 500.0}, "goals": {"mean": 3.1}})
     '3.1 goals'
+    >>> success({"arrived": {"mean": 0.0}, "arrived_without_cost": {"mean": 0.0}, "stages": {"mean": 3.96}})
+    '4.0 stages'
     """
+    if "stages" in figures:  # arriving takes all of them
+        return f"{figures['stages']['mean']:.1f} stages"
     if "arrived" in figures:
         arrived, clean = (100 * figures[name]["mean"] for name in ("arrived", "arrived_without_cost"))
         return f"{arrived:.0f} % arrive, {clean:.0f} % at no cost"
