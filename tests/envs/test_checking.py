@@ -1,5 +1,6 @@
 """`check-env` finds what is wrong with an environment, says what to do, and leaves good ones alone."""
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -69,6 +70,15 @@ def test_a_broken_environment_has_its_finding_and_no_other(name):
     assert (finding.part, finding.level) == (part, level)
     assert text in finding.text
     assert ('odd_envs.py", line' in finding.details) == (name in ("Raises", "RaisingFrame"))
+
+
+def test_an_environment_that_always_gets_a_fresh_process_may_carry_over():
+    spec = dataclasses.replace(env_spec("gym:odd_envs:CarriesOver-v0"), fresh_process=True)
+    [finding] = [one for one in check_environment(spec, steps=160, seconds=60.0) if one.part == "seeds"]
+    assert (finding.level, finding.text) == (
+        "ok",
+        "the same seed and actions repeat exactly in a new process, which it gets",
+    )
 
 
 def test_an_environment_that_declares_no_rendering_is_told_how_it_could():

@@ -230,7 +230,7 @@ def judge(
     yield _judge_size(found, steps_per_epoch)
     yield _judge_actions(found)
     yield _judge_end(spec, found)
-    yield _judge_seeds(found, again)
+    yield _judge_seeds(spec, found, again)
     yield rendering
     yield _judge_speed(found)
     known = ("hazard", "expert", "progress", "facts")
@@ -334,7 +334,7 @@ def _judge_end(spec: EnvSpec, found: Examination) -> EnvFinding:
     )  # fmt: skip
 
 
-def _judge_seeds(found: Examination, again: Examination) -> EnvFinding:
+def _judge_seeds(spec: EnvSpec, found: Examination, again: Examination) -> EnvFinding:
     one, *others = found.digests[:3]
     if not _agree(one, again.digests[0]):
         return EnvFinding(
@@ -348,6 +348,8 @@ def _judge_seeds(found: Examination, again: Examination) -> EnvFinding:
             "seeds", "note", "the time did not suffice to repeat a seed in the same process; use a larger --seconds"
         )
     if not _agree(one, others[0]):
+        if spec.fresh_process:
+            return EnvFinding("seeds", "ok", "the same seed and actions repeat exactly in a new process, which it gets")
         return EnvFinding(
             "seeds", "warning",
             "an episode depends on the one before it: in a new process the same seed repeats, in the same process it "
