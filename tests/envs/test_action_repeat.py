@@ -60,3 +60,12 @@ def test_what_clips_actions_does_so_when_they_are_repeated(name, clips):
     env = dataclasses.replace(env_spec(name), repeat=4).make()
     assert env.clips is clips
     env.close()
+
+
+def test_a_negative_cost_is_not_hidden_by_the_others(monkeypatch):
+    env = dataclasses.replace(env_spec("speeding"), repeat=2).make()
+    env.reset(seed=3)
+    costs = iter([-60.0, 70.0])
+    step = env._env.step
+    monkeypatch.setattr(env._env, "step", lambda action: (*step(action)[:4], {"cost": next(costs)}))
+    assert env.step(np.zeros(env.action_space.shape, np.float32))[4]["cost"] == -60.0

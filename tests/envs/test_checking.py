@@ -14,9 +14,9 @@ from in_process import call
 from odd_envs import GOOD
 
 from vlmsafe import evaluate, train
-from vlmsafe.envs import api, episodes
+from vlmsafe.envs import api, examination
 from vlmsafe.envs.checking import EnvFinding, check_environment, judge
-from vlmsafe.envs.episodes import ExamineTask
+from vlmsafe.envs.examination import ExamineTask
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import EXIT_ERRORS, EXIT_FAILED, EXIT_WARNINGS, EnvironmentFailure, InputError
 
@@ -106,7 +106,7 @@ class Clock:
             self.now += self.seconds_per_step
             return step(env, action)
 
-        monkeypatch.setattr(episodes.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(examination.time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(odd_envs.Good, "step", timed)
 
 

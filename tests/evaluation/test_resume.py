@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from vlmsafe import evaluate, train
 from vlmsafe.errors import RunError
 from vlmsafe.evaluation.protocols import PROTOCOLS, Protocol
-from vlmsafe.evaluation.resume import SavedTask
+from vlmsafe.evaluation.resume import SavedTask, UnfinishedEvaluation
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.runs.run import Run
 
@@ -156,3 +157,12 @@ def test_rows_are_written_by_the_worker_itself(tmp_path):
 
     assert SavedTask(Rows(), tmp_path / "00000-00000.json").run(None, None) == [{"cost": 1.5, "arrived": None}]
     assert json.loads((tmp_path / "00000-00000.json").read_text()) == [{"cost": 1.5, "arrived": None}]
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_attempt_leaves_a_folder_only_if_an_episode_is_finished(tmp_path, finished):
+    plan = SimpleNamespace(fingerprint="abc", identity={})
+    with UnfinishedEvaluation(tmp_path / "held-out.parquet", plan) as unfinished:
+        if finished:
+            (unfinished.path / "00000-00000.json").write_text("[]")
+    assert unfinished.path.exists() == finished

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, EnvSpec, Frame, Observation
-from vlmsafe.envs.episodes import Examination, ExamineTask
+from vlmsafe.envs.examination import Examination, ExamineTask
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerCrash, WorkerError, WorkerPool
 from vlmsafe.envs.wrappers import WrappedEnv
 from vlmsafe.errors import EXIT_BAD_INPUT, EnvironmentFailure, VlmsafeError

@@ -1,6 +1,7 @@
 """The original Safety-Gymnasium behind its adapter: cameras, cost indicators, time limit, goals."""
 
 import dataclasses
+import os
 import sys
 from types import SimpleNamespace
 
@@ -124,3 +125,10 @@ def test_formula_one_in_another_interpreter_has_what_the_package_knows_of_it():
     assert env_spec(f"{name}:track@original").indicators is False
     assert env_spec(f"{name}:track@original", indicators=True).indicators is True
     assert world_name(f"{name}:track@original") == f"{name}:track"
+
+
+def test_output_falls_silent_when_its_reader_is_gone():
+    reading, writing = os.pipe()
+    os.close(reading)
+    with adapter._Silenced(writing, "w") as output:
+        assert output.write(b"a line") == 6

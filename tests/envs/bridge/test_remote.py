@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from in_process import InProcess
 from other_python import GYMNASIUM, MODULE, made_python, write_module
 
 from vlmsafe import resume, train
@@ -20,6 +22,9 @@ from vlmsafe.envs.vector.pool import EnvironmentDied, EnvRecipe, WorkerCrash, Wo
 from vlmsafe.errors import EXIT_BAD_INPUT, EnvironmentFailure, InputError, RunError
 from vlmsafe.runs.checkpoint import saved_epochs
 from vlmsafe.runs.versions import other_code
+from vlmsafe.studies.execute import execute
+from vlmsafe.studies.reuse import equal_run
+from vlmsafe.studies.schema import parse_study
 from vlmsafe.training.collect import CollectTask, RandomPolicy, Share, collect
 
 pytestmark = pytest.mark.slow
@@ -163,6 +168,31 @@ def test_a_run_of_one_interpreter_is_not_that_of_another(named, tmp_path):
     assert other_code(run) is None
     elsewhere = dataclasses.replace(run.config, env=f"{run.config.env.partition('@')[0]}@{sys.executable}")
     assert "the source of its environment has changed: version of" in (other_code(run, elsewhere) or "")
+
+
+def test_a_study_does_not_copy_a_run_of_another_interpreter(named, tmp_path):
+    def study(name, env):
+        text = f"""
+            name: {name}
+            question: Is it copied?
+            environments: ["{env}"]
+            seeds: [1]
+            total_steps: 40
+            settings: {{steps_per_epoch: 40, learner.update_iters: 1, budget: 1.0}}
+            arms: {{ppo-lag: {{method: ppo-lag}}}}
+        """
+        return parse_study(textwrap.dedent(text), f"{name}.yaml")
+
+    root = tmp_path / "runs"
+    execute(study("one", named()), root / "one", InProcess())
+    elsewhere = f"{named().partition('@')[0]}@{sys.executable}"
+    found, refused = {}, []
+    for env in (named(), elsewhere):
+        (spec,) = study("two", env).expand(root / "two")
+        found[env] = equal_run(spec, root, refused.append)
+    assert found[named()] is not None
+    assert found[elsewhere] is None
+    assert "version of" in refused[0]
 
 
 def test_a_module_with_a_computed_name_is_noticed_there_too(named, other, tmp_path):

@@ -450,7 +450,10 @@ def _loaded_by(rule: str, before: frozenset[str]) -> list[str]:
 
 
 class _Silenced(io.FileIO):
-    """A file that swallows what is written after its reader has closed the pipe (`| head`)."""
+    """A file that swallows what is written after its reader has closed the pipe, as in `io/output.py`.
+
+    It is written again here because this file must do without the package.
+    """
 
     def write(self, data: Any) -> int:
         try:
