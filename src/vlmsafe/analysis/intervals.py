@@ -1,12 +1,12 @@
 """Intervals of means and differences that hold their level with 3 to 10 runs.
 
-The percentile bootstrap (`resampling`) is too narrow for so few runs: of 95 % intervals of a mean over three runs, about
-75 % cover it. `benchmarks/coverage.py` measures this, and the same for the intervals of this module:
+The percentile bootstrap (`resampling`) is too narrow for so few runs: of 95 % intervals of a mean over three runs,
+about 75 % cover it (`benchmarks/coverage.py`). There are two kinds of intervals here:
 
-- t intervals (`mean_interval`, `welch_interval`, `paired_interval`). They are exact for normal runs.
-- inverted exact tests (`permutation_interval`, `sign_flip_interval`): all shifts between two arms that the test does not
-  reject. They assume that the arms differ by a shift and nothing of the shape of the distribution (sign-flip: that
-  differences are symmetric). An interval excludes a difference exactly where the test of it is significant.
+- t intervals (`mean_interval`, `welch_interval`, `paired_interval`), which are exact for normal runs;
+- inverted exact tests (`permutation_interval`, `sign_flip_interval`): all shifts between two arms that the test does
+  not reject. They assume that the arms differ by a shift and nothing about the shape of the distribution (sign-flip:
+  that differences are symmetric). An interval excludes a difference exactly where the test of it is significant.
 
 A difference is first arm minus second.
 """
@@ -107,8 +107,12 @@ def paired_interval(pairs: Pairs, *, level: float = LEVEL) -> Interval | None:
     return mean_interval(pairs.differences, level=level)
 
 
-def permutation_interval(first: ArrayLike, second: ArrayLike, *, level: float = LEVEL, seed: int = 0) -> Interval:
-    """The shifts that the two-sided permutation test of |mean(first) - mean(second)| does not reject at 1 - `level`.
+def permutation_interval(
+    first: ArrayLike, second: ArrayLike, *, level: float = LEVEL, one_sided: bool = False, seed: int = 0
+) -> Interval:
+    """The shifts that the permutation test of mean(first) - mean(second) does not reject.
+
+    The test is two-sided at 1 - `level`, or with `one_sided` each of both one-sided tests at half of that.
 
     If the first arm's values were shifted by d, a split that exchanges k runs of each arm would be as extreme as the
     observed one for all d up to a threshold. So the count of such splits falls from one sorted threshold to the next,
@@ -122,27 +126,33 @@ def permutation_interval(first: ArrayLike, second: ArrayLike, *, level: float = 
     a, b = finite_vector(first, "first arm"), finite_vector(second, "second arm")
     _check(level)
     exchanged, gains = _exchanges(a, b, np.random.default_rng(seed))
-    high = _upper_shift(a, b, exchanged, gains, 1.0 - level)
-    low = -_upper_shift(-a, -b, exchanged, -gains, 1.0 - level)
+    high = _upper_shift(a, b, exchanged, gains, 1.0 - level, one_sided)
+    low = -_upper_shift(-a, -b, exchanged, -gains, 1.0 - level, one_sided)
     return Interval(float(a.mean() - b.mean()), low, high, level, "permutation")
 
 
-def _upper_shift(a: Float64, b: Float64, exchanged: Float64, gains: Float64, alpha: float) -> float:
-    """The largest shift that the two-sided test does not reject.
+def _upper_shift(a: Float64, b: Float64, exchanged: Float64, gains: Float64, alpha: float, one_sided: bool) -> float:
+    """The largest shift that the test does not reject.
 
     For a shift d above the observed difference D, a split that exchanges k runs is at least as extreme on the observed
     side for d <= g / k, where g is the sum that the first arm gives away less the one that it gets. On the other side
     it is for d <= (2 D - c g) / (2 - c k), where c = 1/n + 1/m.
     """
-    observed, factor = float(a.mean() - b.mean()), 1.0 / len(a) + 1.0 / len(b)
     same_side = gains / exchanged
+    if one_sided:
+        return _largest(np.append(same_side, math.inf), alpha / 2.0 * (len(gains) + 1))
+    observed, factor = float(a.mean() - b.mean()), 1.0 / len(a) + 1.0 / len(b)
     room = 2.0 - factor * exchanged
     with np.errstate(divide="ignore", invalid="ignore"):
         other_side = np.where(room > 1e-9, (2.0 * observed - factor * gains) / room, math.inf)
     # The observed split is as extreme as itself for every shift.
-    thresholds = np.concatenate([[math.inf], same_side, other_side])
-    needed = math.ceil(alpha * (len(gains) + 1) - 1e-9)
-    return float(np.partition(thresholds, len(thresholds) - needed)[len(thresholds) - needed])
+    return _largest(np.concatenate([[math.inf], same_side, other_side]), alpha * (len(gains) + 1))
+
+
+def _largest(thresholds: Float64, count: float) -> float:
+    """The largest shift up to which at least `count` thresholds lie; p is below the level beyond it."""
+    place = len(thresholds) - math.ceil(count - 1e-9)
+    return float(np.partition(thresholds, place)[place])
 
 
 def _exchanges(a: Float64, b: Float64, rng: np.random.Generator) -> tuple[Float64, Float64]:
