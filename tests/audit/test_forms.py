@@ -17,7 +17,8 @@ from designs.planting import BASELINE, FIRST
 from vlmsafe.analysis.anticipation import anticipation
 from vlmsafe.audit import audit
 from vlmsafe.audit.checks.signal import TracedScore, constant_score, no_lead_time
-from vlmsafe.comparison.claims import Claim, Claims, comparisons, load_claims
+from vlmsafe.comparison.claims import Claim, Claims, load_claims
+from vlmsafe.comparison.comparisons import comparisons
 from vlmsafe.comparison.outcomes import judge
 from vlmsafe.comparison.settings import differences, factors_of, infer_about, unnamed
 from vlmsafe.config.methods import method_defaults

@@ -9,15 +9,8 @@ from pathlib import Path
 from vlmsafe.audit.checks import code, design, evaluations, metrics, runs, signal, verdicts
 from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding
 from vlmsafe.audit.kinds import KINDS
-from vlmsafe.comparison.claims import (
-    CLAIMS_FILE,
-    Claims,
-    Comparison,
-    claims_with_runs,
-    comparisons,
-    find_claims,
-    load_claims,
-)
+from vlmsafe.comparison.claims import CLAIMS_FILE, Claims, find_claims, load_claims
+from vlmsafe.comparison.comparisons import Comparison, claims_with_runs, comparisons
 from vlmsafe.comparison.outcomes import summarise_arm
 from vlmsafe.errors import InputError
 from vlmsafe.runs.arms import of_studies, open_arms

@@ -11,7 +11,8 @@ from vlmsafe.analysis.resampling import LEAST, LEVEL, Interval, bootstrap_mean_d
 from vlmsafe.analysis.statistics import pair_by_seed
 from vlmsafe.audit.findings import Audit, Finding, counted
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.comparison.claims import Claim, Comparison
+from vlmsafe.comparison.claims import Claim
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.outcomes import (
     PAIRED,
     WORDS,

@@ -15,7 +15,8 @@ from vlmsafe.analysis.multiplier_replay import replay
 from vlmsafe.analysis.tables import episode_numbers, stacked
 from vlmsafe.audit import audit
 from vlmsafe.audit.findings import Audit
-from vlmsafe.comparison.claims import Claims, Comparison, claims_with_runs, comparisons, find_claims
+from vlmsafe.comparison.claims import Claims, find_claims
+from vlmsafe.comparison.comparisons import Comparison, claims_with_runs, comparisons
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.paper.side_by_side import SCHEMA, side_by_side
 from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo

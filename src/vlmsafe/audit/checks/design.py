@@ -11,7 +11,7 @@ import polars as pl
 
 from vlmsafe.audit.findings import Finding, about_arm, about_comparison, about_runs, counted, finding, listed
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.comparison.claims import Comparison
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.outcomes import smallest_p
 from vlmsafe.comparison.settings import Difference, differences, infer_about, unnamed
 from vlmsafe.runs.layout import PROMPTS

@@ -10,7 +10,8 @@ import numpy as np
 
 from vlmsafe.analysis.tables import floats
 from vlmsafe.audit.findings import EVERYTHING, Finding, about_arm, about_comparison, finding
-from vlmsafe.comparison.claims import WINDOWS, Claims, Comparison, Outcome, Window
+from vlmsafe.comparison.claims import WINDOWS, Claims, Outcome, Window
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.outcomes import WORDS, Verdict, against, judge, shared_protocols, source_of, values_of, verdict
 from vlmsafe.comparison.settings import differences
 from vlmsafe.runs.records import ArmRecord
