@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from vlmsafe.comparison.claims import Claim, Claims
 from vlmsafe.comparison.settings import differences, factors_of
@@ -36,7 +37,7 @@ def comparisons(
     arms: Mapping[tuple[str, str], ArmRecord], claims: Claims | None, *, baseline: str | None = None
 ) -> list[Comparison]:
     """The claimed comparisons, or the chosen ones if there are no claims."""
-    if claims is not None and claims.comparisons:
+    if claims is not None and (claims.comparisons or claims.contrasts):
         if baseline is not None:
             raise InputError("both claims and a baseline say what is compared; drop --baseline, or the claims")
         return [found for claim in claims.comparisons for found in _resolve(claim, arms)]
@@ -50,6 +51,17 @@ def comparisons(
     if baseline is not None and all(name != baseline for _, name in arms):
         raise unknown_name("arm", baseline, dict.fromkeys(name for _, name in arms))
     return found
+
+
+def planned_cells(
+    studies: Mapping[Path, Sequence[Path]], arms: Collection[tuple[str, str]]
+) -> Collection[tuple[str, str]]:
+    """All cells (environment, arm) that there will be: those of the planned runs of studies, otherwise those present.
+
+    A planned run is in a folder <environment>/<arm>/<seed>, so environments have the names of their folders.
+    """
+    planned = {(path.parts[-3], path.parts[-2]) for paths in studies.values() for path in paths}
+    return planned or set(arms)
 
 
 def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], ArmRecord]) -> tuple[Claims, list[str]]:

@@ -1,8 +1,8 @@
 """Contrasts: interactions, which are differences between differences of arms.
 
-Whether a gate changes what a bonus does is not answered by two tests of the bonus, with and without the gate: one may be
-significant and the other not although both effects are the same. The contrast (bonus with gate - gate) - (bonus - none)
-asks it directly.
+Whether a gate changes what a bonus does is not answered by two tests of the bonus, with and without the gate: one may
+be significant and the other not although both effects are the same. The contrast (bonus with gate - gate) - (bonus -
+none) asks it directly.
 """
 
 from __future__ import annotations
