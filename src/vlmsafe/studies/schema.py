@@ -28,6 +28,7 @@ import yaml
 
 from vlmsafe.comparison.claims import ENTRIES, Claims, claims_of
 from vlmsafe.comparison.contrasts import check_cells
+from vlmsafe.comparison.looks import ONE_LOOK, Looks, looks_of
 from vlmsafe.config.methods import method
 from vlmsafe.config.names import short_names
 from vlmsafe.config.settings import TrainConfig
@@ -45,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OVERRIDES = ("seeds", "total_steps", "settings")
 _ENTRIES = (
     "name", "question", "paper", "environments", *_OVERRIDES, "arms", "protocols", "traces", "comparisons",
-    "correction", "contrasts", "tables", "figures", "independent", "scale", "scorer",
+    "correction", "contrasts", "looks", "tables", "figures", "independent", "scale", "scorer",
 )  # fmt: skip
 _TRACE_ONLY = ("scorers", "prompts", "every", "frames")
 _TRACE = tuple(entry.name for entry in fields(EpisodeRequest))
@@ -168,6 +169,7 @@ def parse_study(text: str, source: str, *, recorded: bool = False) -> Study:
         protocols=_requests(document.get("protocols", []), "protocols", file, environments, arms),
         traces=_requests(document.get("traces", []), "traces", file, environments, arms),
         claims=_claims(document, file, arms),
+        looks=_looks(document, file),
         tables=_entries(document, "tables", file),
         figures=_entries(document, "figures", file),
         independent=document.get("independent", False),
@@ -347,6 +349,15 @@ def _claims(document: Mapping[str, Any], file: _File, arms: Sequence[StudyArm]) 
                     )
     claims = {"comparisons": [], **{key: document[key] for key in ENTRIES if key in document}}
     return claims_of(claims, f"{file.source}, line {file.lines[stated,]}")
+
+
+def _looks(document: Mapping[str, Any], file: _File) -> Looks:
+    if "looks" not in document:
+        return ONE_LOOK
+    try:
+        return looks_of(document["looks"])
+    except InputError as error:
+        raise file.wrong(("looks",), str(error)) from None
 
 
 def _entries(document: Mapping[str, Any], key: str, file: _File) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ _NOT_COPIED = re.compile(r"(^|/)(lock|\..*)$|^logs/scorer\.log$")
 _MARK = ".copy-of"  # the URL, and the digests of the files from it
 _READS = 3  # attempts to read the lists, because older ones may be removed meanwhile
 STUDY_TREE = "study"
-_OF_STUDY = ("study.yaml", "claims.yaml", "journal.jsonl", "configs", "logs")
+_OF_STUDY = ("study.yaml", "claims.yaml", "protocol.json", "protocol.md", "journal.jsonl", "configs", "logs")
 
 
 def is_url(place: str) -> bool:
