@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from vlmsafe.audit.checks import claims as decided
 from vlmsafe.audit.checks import code, design, evaluations, metrics, runs, signal, verdicts
 from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding
 from vlmsafe.audit.kinds import KINDS
@@ -14,6 +15,7 @@ from vlmsafe.comparison.comparisons import Comparison, claims_with_runs, compari
 from vlmsafe.comparison.contrasts import judge_contrast
 from vlmsafe.comparison.decisions import judge_all
 from vlmsafe.comparison.outcomes import summarise_arm
+from vlmsafe.comparison.preregistration import read_protocol
 from vlmsafe.errors import InputError
 from vlmsafe.runs.arms import of_studies, open_arms
 from vlmsafe.runs.layout import STUDY_FILE
@@ -71,6 +73,9 @@ def audit(
         judged, _ = judge_all(compared, claims.correction, tests, contrasts)
         compared = [one.at_its_level for one in judged]
     reported = list(_check(list(arms.values()), compared, claims, tests, passive_below, resamples))
+    protocols = [found for path in paths if (found := read_protocol(Path(path))) is not None]
+    if len(protocols) == 1:  # claims of several studies are those of none
+        reported += decided.claims_changed(protocols[0], claims or Claims(), list(arms.values()))
     reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]
     reported += [Unchecked(("every check",), (EVERYTHING,), line) for line in (*left_out, *notes)]
     reported += [

@@ -197,6 +197,13 @@ _ALL = (
         "say beforehand which evaluation counts, and show the others",
     ),
     FindingKind(
+        "claims-changed", "claims", _WARNING, "claims that were not decided before the results were there",
+        "By the study's frozen protocol, a claim with a test was added, changed or dropped after runs were finished. "
+        "It is a note where only the design was changed by then, such as seeds that were added, or where runs were "
+        "there when the study was first frozen.",
+        "call these claims exploratory, or test them on new seeds that are planned before they are trained",
+    ),
+    FindingKind(
         "many-tests", "verdicts", _NOTE, "several tests at a level meant for one",
         "There are five or more claimed tests without a correction.",
         "correct for it (correction: holm in the claims), or say which test was decided on beforehand",

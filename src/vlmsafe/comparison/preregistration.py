@@ -80,12 +80,12 @@ class FrozenProtocol:
         return self.versions[-1]
 
     @property
-    def headline(self) -> str:
-        """When it was frozen, in one sentence."""
+    def when(self) -> str:
+        """When it was frozen, with the beginning of its hash."""
         at = self.first.at
         late = f"not before the first run: {at.begun} of {at.planned} runs were there"
-        when = late if at.begun else "before the first run"
-        return f"Protocol frozen {self.first.time}, hash {self.first.digest[:_HASH_SHOWN]}…, {when}."
+        moment = late if at.begun else "before the first run"
+        return f"{self.first.time}, hash {self.first.digest[:_HASH_SHOWN]}…, {moment}"
 
 
 # -- the file --------------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def dropped_claims(protocol: FrozenProtocol, defaults: Plain) -> list[tuple[str,
 
 def protocol_lines(protocol: FrozenProtocol, states: Sequence[ClaimState]) -> list[str]:
     """A protocol for a report: when it was frozen, what was changed, and when each claim was decided."""
-    lines = [protocol.headline]
+    lines = [f"Protocol frozen {protocol.when}."]
     lines += [f"Changed {one.time}, {one.at}: {'; '.join(one.changes)}." for one in protocol.versions[1:]]
     texts = {state.text for state in states}
     if len(states) > 1 and len(texts) == 1:

@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args
 
 from vlmsafe.audit.checks.signal import FEWEST_ONSETS
 from vlmsafe.comparison.claims import Claims, Outcome, Window
+from vlmsafe.comparison.looks import ONE_LOOK, Looks
+from vlmsafe.comparison.preregistration import FrozenProtocol
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.report.kinds import FIGURES, TABLES, Kind
 
@@ -68,6 +70,12 @@ class StudyInfo:
     """By the folder of each study its run directories, present or not; others in the folder are left out."""
     problems: tuple[str, ...] = ()
     """What to say in addition to the state of the runs."""
+    protocol: FrozenProtocol | None = None
+    """What was decided before the runs, and what was changed since; None for a study that was never frozen."""
+    planned_seeds: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+    """The seeds of each cell (environment, arm), in the study's order; `comparison.looks` counts them."""
+    looks: Looks = ONE_LOOK
+    """When claims are decided."""
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmsafe.comparison.claims import CLAIMS_FILE
-from vlmsafe.comparison.preregistration import read_protocol
+from vlmsafe.comparison.preregistration import FrozenProtocol, read_protocol
 from vlmsafe.config.yaml import to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
 from vlmsafe.io.disk import make_directory
@@ -126,14 +126,8 @@ class _Execution:
         if store is not None:
             fetch(store, self.specs, folder)
             keep_new(store, self.specs)
-        check_runs(self.specs)
-        read_protocol(folder)  # what is wrong with it, or with the claims, is said before anything is written
-        claims_in_force(study, folder)
-        if kept := write_definition(study, folder):
-            on_event(Event("study", "", "kept", kept))
-        _, decided = freeze(study, folder)
-        if decided is not None:
-            on_event(decided)
+        for event in prepare(study, folder, self.specs)[1]:
+            on_event(event)
         shutil.rmtree(folder / _COPIES, ignore_errors=True)  # left by a crash during a copy
         self.sync = StoreSync(store, folder, lambda why: on_event(Event("study", "copying", "waits", why)))
         self.pending = list(self.specs)
@@ -324,6 +318,20 @@ class _Execution:
         for why, names in found.items():
             who = names[0] if len(names) == 1 else f"{len(names)} runs, such as {names[0]}"
             self.on_event(Event(who, "", "kept", f"{why}; to train anew, rename the study or move the runs away"))
+
+
+def prepare(study: Study, folder: Path, specs: Sequence[RunSpec]) -> tuple[FrozenProtocol, list[Event]]:
+    """Write the study, its claims and its protocol into its folder; the protocol, and what there is to tell.
+
+    What is wrong with the runs, the protocol or the claims there is said before anything is written.
+    """
+    check_runs(specs)
+    read_protocol(folder)
+    claims_in_force(study, folder)
+    kept = write_definition(study, folder)
+    protocol, decided = freeze(study, folder)
+    events = [Event("study", "", "kept", kept)] if kept is not None else []
+    return protocol, events + ([decided] if decided is not None else [])
 
 
 def write_definition(study: Study, folder: Path) -> str | None:

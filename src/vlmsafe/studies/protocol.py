@@ -22,9 +22,11 @@ from vlmsafe.comparison.preregistration import (
     ProtocolVersion,
     changes,
     claim_defaults,
+    claim_states,
     claim_words,
     plain_claims,
     protocol_bytes,
+    protocol_lines,
     read_protocol,
 )
 from vlmsafe.config.yaml import read_yaml, to_dict, to_yaml
@@ -34,6 +36,7 @@ from vlmsafe.io.files import write_atomically
 from vlmsafe.runs.layout import STUDY_FILE, is_run
 from vlmsafe.runs.run import Run
 from vlmsafe.studies.journal import Event, write_event
+from vlmsafe.studies.schema import load_study
 from vlmsafe.studies.steps import NO_RESULT
 from vlmsafe.studies.study import RunSpec, Study, cells, folder_of
 
@@ -53,20 +56,34 @@ def freeze(study: Study, folder: Path) -> tuple[FrozenProtocol, Event | None]:
     return found, event
 
 
-def notice(study: Study, folder: Path) -> tuple[FrozenProtocol | None, list[str]]:
-    """The protocol of a study that may have been changed since, and a line about each change that is new.
+def notice(study: Study, folder: Path) -> tuple[FrozenProtocol | None, str]:
+    """The protocol of a study, with what was changed since; None if it was never frozen.
 
-    It is for commands that look at a study and do not run it: they freeze nothing, but they record changes. If that is
-    impossible, for example in a folder that may only be read, the line says so.
+    It is for commands that look at a study and do not run it. They record what was changed in the folder, its study
+    and its claims. A study file elsewhere that differs is not the folder's yet: what differs is shown, and recorded
+    when the study is run or frozen. The line that comes with it says what was not recorded.
     """
     if read_protocol(folder) is None:
-        return None, []
+        return None, ""
+    place = folder / STUDY_FILE
+    there = study if not place.is_file() or read_yaml(place) == study.document else load_study(folder)
+    unrecorded = ""
     try:
-        found, event = freeze(study, folder)
+        found, _ = freeze(there, folder)
     except RunError as error:
+        found, _ = _compared(there, folder)
+        unrecorded = f"a change of the protocol could not be recorded: {error}"
+    if there is not study:
         found, event = _compared(study, folder)
-        return found, [f"{event.reason} (not recorded: {error})"] if event is not None else []
-    return found, [event.reason] if event is not None else []
+        if event is not None:
+            unrecorded = f"the last change is not recorded yet: it is not in {folder}; study run and study freeze do so"
+    return found, unrecorded
+
+
+def shown_protocol(protocol: FrozenProtocol, study: Study, folder: Path) -> list[str]:
+    """A protocol in a few lines: when it was frozen, what was changed, and when each claim was decided."""
+    now = runs_there(protocol.last.content, folder)
+    return protocol_lines(protocol, claim_states(protocol, claims_in_force(study, folder), now))
 
 
 def _compared(study: Study, folder: Path) -> tuple[FrozenProtocol, Event | None]:
@@ -76,7 +93,7 @@ def _compared(study: Study, folder: Path) -> tuple[FrozenProtocol, Event | None]
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if before is None:
         found = FrozenProtocol((ProtocolVersion(now, runs_there(content, folder), content),))
-        return found, Event("study", "protocol", "frozen", f"{found.headline} ({folder / PROTOCOL_PAGE})")
+        return found, Event("study", "protocol", "frozen", f"{found.when} ({folder / PROTOCOL_PAGE})")
     frozen = before.last.content["study"]
     if frozen != study.title:
         raise InputError(
@@ -88,7 +105,7 @@ def _compared(study: Study, folder: Path) -> tuple[FrozenProtocol, Event | None]
         return before, None
     at = runs_there(before.last.content, folder)
     found = FrozenProtocol((*before.versions, ProtocolVersion(now, at, content, new)))
-    what = f"the study was changed {at}, version {len(found.versions)} of its protocol: {'; '.join(new)}"
+    what = f"{at}, to version {len(found.versions)}: {'; '.join(new)}"
     return found, Event("study", "protocol", "changed", what)
 
 
@@ -174,18 +191,17 @@ def claims_text(document: Mapping[str, Any]) -> bytes | None:
 
 def protocol_page(protocol: FrozenProtocol) -> str:
     """The protocol on one page, in Markdown."""
-    first, last = protocol.first, protocol.last
-    content = last.content
+    last, content = protocol.last, protocol.last.content
     looks = Looks(tuple(content["looks"]["at"]), content["looks"]["spending"])
     lines = [
         f"# Protocol of the study '{content['study']}'",
         "",
         f"Question: {content['question']}",
         "",
-        protocol.headline,
+        f"Frozen {protocol.when}.",
         "",
         f"- Hash of what follows: `{last.digest}` (SHA-256 of `content` in `{PROTOCOL_FILE}` as canonical JSON)",
-        f"- Version {len(protocol.versions)}" + (f", of {last.time}" if last is not first else ", unchanged since"),
+        f"- Version {len(protocol.versions)}, of {last.time}",
         "",
         "## Runs",
         "",
