@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from vlmsafe.comparison.claims import Claim
 from vlmsafe.errors import InputError
 
 PROTOCOL_FILE = "protocol.json"
@@ -384,16 +385,24 @@ def _state(
 
 
 def dropped_claims(protocol: FrozenProtocol, defaults: Plain) -> list[tuple[str, Moment]]:
-    """The claims that were given up after runs were finished, in words, each with the moment."""
+    """The tests that were given up after runs were finished, in the words of their claims, each with the moment."""
     forms = [_forms(one.content["claims"], defaults) for one in protocol.versions]
     found: list[tuple[str, Moment]] = []
     for place in range(1, len(forms)):
-        for before, now in _paired(forms[place - 1], forms[place]):
-            if before is None or now is not None or not protocol.versions[place].at.finished:
-                continue
-            if (before, None) in _paired(forms[place - 1], forms[-1]):
-                found.append((claim_words(before), protocol.versions[place].at))
+        at, last = protocol.versions[place].at, _given_up(forms[place - 1], forms[-1])
+        if at.finished:
+            found += [(claim_words(form), at) for form in _given_up(forms[place - 1], forms[place]) if form in last]
     return found
+
+
+def _given_up(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims with a test that have no counterpart any more, or one without a test."""
+    pairs = _paired(old, new)
+    return [before for before, now in pairs if before is not None and _tested(before) and not _tested(now or {})]
+
+
+def _tested(form: Plain) -> bool:
+    return "test" in form and Claim("", "", test=form["test"]).tested
 
 
 def protocol_lines(protocol: FrozenProtocol, states: Sequence[ClaimState]) -> list[str]:

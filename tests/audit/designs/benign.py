@@ -11,7 +11,7 @@ from recorded_versions import edit_recorded
 from vlmsafe.runs.run import Run
 
 from .clean_design import Variant
-from .editing import HELD_OUT, checkpointed_at, edit_claims, run_paths, write_settings
+from .editing import HELD_OUT, checkpointed_at, edit_claims, freeze_claims, run_paths, write_settings
 from .planting import BASELINE, FIRST, UNGATED, Plant, each_run, set_up
 from .run_directory import RECORDED, write_rows
 
@@ -101,4 +101,7 @@ BENIGN: list[Benign] = [
     Benign("a-second-protocol-agrees", each_run(None, _agreeing_protocol), "gate"),
     Benign("an-earlier-epoch-beside", each_run(None, _earlier_checkpoint)),
     Benign("no-traces", each_run(None, _without_traces)),
+    Benign("frozen-before-the-first-run", freeze_claims),
+    Benign("claims-changed-before-the-first-run", lambda folder: freeze_claims(folder, (0, lambda claims: claims[:1]))),
+    Benign("a-description-dropped", lambda folder: freeze_claims(folder, (9, lambda claims: claims[:2])), "gate"),
 ]

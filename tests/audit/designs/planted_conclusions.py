@@ -12,7 +12,18 @@ import polars as pl
 from vlmsafe.runs.run import Run
 
 from .clean_design import DESIGNS, EPOCHS
-from .editing import HELD_OUT, copy_run, edit_claims, edit_table, judged, retrain, run_paths, set_up_with, with_costs
+from .editing import (
+    HELD_OUT,
+    copy_run,
+    edit_claims,
+    edit_table,
+    freeze_claims,
+    judged,
+    retrain,
+    run_paths,
+    set_up_with,
+    with_costs,
+)
 from .planting import BASELINE, FIRST, UNGATED, Plant, add, each_run, planted, table
 
 # Conclusions.
@@ -131,3 +142,29 @@ def _one_each(folder: Path) -> None:
         edit_table(path, with_costs(lambda cost: (cost * 16.5 / 20.5).round(0)))
         disaster = pl.when(pl.col("episode") == 5).then(250.0)
         edit_table(path, with_costs(lambda cost, disaster=disaster: disaster.otherwise(cost)))
+
+
+# Claims that were not decided before the results were there.
+def _two_sided(claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [claim | {"sides": "two-sided"} if claim["test"] != "none" else claim for claim in claims]
+
+
+@planted("sides-chosen-afterwards", "claims-changed")
+def _sides_afterwards(folder: Path) -> None:
+    freeze_claims(folder, (8, _two_sided))
+
+
+@planted("a-claim-added-afterwards", "claims-changed", "gate")
+def _added_afterwards(folder: Path) -> None:
+    freeze_claims(folder, (12, lambda claims: [*claims, claims[0] | {"outcome": "violation"}]))
+
+
+@planted("a-claim-dropped-afterwards", "claims-changed")
+def _dropped_afterwards(folder: Path) -> None:
+    freeze_claims(folder, (5, lambda claims: claims[:1]))
+
+
+@planted("claims-edited-without-a-record", "claims-changed", "gate")
+def _edited_afterwards(folder: Path) -> None:
+    freeze_claims(folder)
+    edit_claims(folder, _two_sided)
