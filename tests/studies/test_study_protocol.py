@@ -74,7 +74,6 @@ def test_the_first_study_run_freezes_the_study_before_it_trains(tmp_path):
     ]
     first = read_protocol(tmp_path / "small").first
     assert (first.at.begun, first.at.finished, first.at.planned) == (0, 0, 4)
-    assert [what for what, _ in journaled(tmp_path / "small")] == ["frozen"]
 
 
 def test_the_protocol_has_what_the_study_decides(finished):
@@ -138,7 +137,6 @@ def test_a_later_change_is_a_version_with_the_runs_that_were_finished(folder, te
     assert event.reason == f"after 4 of 4 runs, to version 2: {change}"
     assert read_protocol(folder) == found
     assert changes(folder) == [(change,)]
-    assert journaled(folder)[-1] == ("changed", event.reason)
     assert change in (folder / PROTOCOL_PAGE).read_text()
     assert freeze(study(text), folder)[1] is None
 
@@ -148,6 +146,7 @@ def test_study_run_tells_of_a_change_and_records_it(folder):
     execute(study(OTHER_LEVEL), folder, InProcess(), on_event=events.append)
     assert [event.what for event in events] == ["changed"]
     assert len(read_protocol(folder).versions) == 2
+    assert journaled(folder) == [("changed", events[0].reason)]
 
 
 def test_claims_that_were_edited_by_hand_are_noticed_by_who_looks(folder, capsys):

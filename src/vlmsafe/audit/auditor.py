@@ -73,7 +73,7 @@ def audit(
         judged, _ = judge_all(compared, claims.correction, tests, contrasts)
         compared = [one.at_its_level for one in judged]
     reported = list(_check(list(arms.values()), compared, claims, tests, passive_below, resamples))
-    protocols = [found for path in paths if (found := read_protocol(Path(path))) is not None]
+    protocols = [one for path in paths if (one := read_protocol(Path(path))) is not None]
     if len(protocols) == 1:  # claims of several studies are those of none
         reported += decided.claims_changed(protocols[0], claims or Claims(), list(arms.values()))
     reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]

@@ -330,6 +330,8 @@ def prepare(study: Study, folder: Path, specs: Sequence[RunSpec]) -> tuple[Froze
     claims_in_force(study, folder)
     kept = write_definition(study, folder)
     protocol, decided = freeze(study, folder)
+    if decided is not None and decided.what == "changed":
+        write_event(folder, decided)
     events = [Event("study", "", "kept", kept)] if kept is not None else []
     return protocol, events + ([decided] if decided is not None else [])
 

@@ -21,8 +21,8 @@ class Event:
     """Its name; 'study' for what happened to the study itself."""
     step: str
     what: str
-    """began, ended, failed, stopped, copied, lost, unlocked; of the study's protocol, frozen, changed; and, not in the
-    journal, waits, not copied, kept."""
+    """began, ended, failed, stopped, copied, lost, unlocked, changed; and, not in the journal, waits, not copied, kept,
+    frozen."""
     reason: str = ""
     node: str = ""
     """The machine on which it happened."""

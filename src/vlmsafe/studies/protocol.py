@@ -35,7 +35,7 @@ from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.io.files import write_atomically
 from vlmsafe.runs.layout import STUDY_FILE, is_run
 from vlmsafe.runs.run import Run
-from vlmsafe.studies.journal import Event, write_event
+from vlmsafe.studies.journal import Event
 from vlmsafe.studies.schema import load_study
 from vlmsafe.studies.steps import NO_RESULT
 from vlmsafe.studies.study import RunSpec, Study, cells, folder_of
@@ -44,15 +44,11 @@ _SUBJECT = ("first", "second", "env", "outcome", "name")  # fields that a claim'
 
 
 def freeze(study: Study, folder: Path) -> tuple[FrozenProtocol, Event | None]:
-    """Freeze a study in its folder, and tell what is new: nothing, the first version, or a later one.
-
-    What is new is written to the journal too.
-    """
+    """Freeze a study in its folder, and tell what is new: nothing, the first version, or a later one."""
     found, event = _compared(study, folder)
     if event is not None:
         write_atomically(folder / PROTOCOL_FILE, protocol_bytes(found))
         write_atomically(folder / PROTOCOL_PAGE, protocol_page(found).encode())
-        write_event(folder, event)
     return found, event
 
 
@@ -251,7 +247,7 @@ def _episodes(asked: Any) -> str:
 
 def _claims_lines(claims: Mapping[str, Any]) -> list[str]:
     """Each claim with all its fields, and what holds for all of them."""
-    lines = []
+    lines: list[str] = []
     for name, entries in claims.items():
         if isinstance(entries, list):
             for entry in entries:
