@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from scipy import stats
 from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study, write_trace
+from scipy import stats
 
 from vlmsafe.report.build import build_chart, build_table
 from vlmsafe.report.dataset import read_dataset
