@@ -118,8 +118,8 @@ class Computed:
     value: float | None
     """None where no difference, or no number of runs up to `MOST_RUNS`, reaches the wanted power."""
     basis: Basis
-    """`integrated` is exact for normal runs. `simulated` is a seeded simulation of the exact test. `approximated` is the
-    t-test that the exact test approaches. `impossible` means that p cannot fall below the level."""
+    """`integrated` is exact for normal runs. `simulated` is a seeded simulation of the exact test. `approximated` is
+    the t-test that the exact test approaches. `impossible` means that p cannot fall below the level."""
 
 
 def power(design: Design, difference: float) -> Computed:
@@ -198,6 +198,16 @@ def runs_needed(
         low += 1
     found = design.with_runs(min(low, most))
     return Computed(low if low <= most else None, found.basis)
+
+
+def least_runs(design: Design) -> int | None:
+    """The smallest number of runs per arm with which the test can be significant; None if it is above `MOST_RUNS`.
+
+    >>> least_runs(Design("permutation", (3, 3), (1.0, 1.0)))
+    4
+    """
+    numbers = range(_LEAST_RUNS, MOST_RUNS + 1)
+    return next((number for number in numbers if design.with_runs(number).basis != "impossible"), None)
 
 
 def _power(design: Design, goal: Goal, distance: float, shift: float) -> Computed:
