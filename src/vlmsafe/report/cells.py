@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
-from vlmsafe.comparison.claims import WINDOWS, Comparison, Outcome, Window
+from vlmsafe.comparison.claims import WINDOWS, Outcome, Window
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.outcomes import run_outcome, values_of
 from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.report.dataset import Dataset
