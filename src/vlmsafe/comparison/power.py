@@ -2,7 +2,8 @@
 
 `planned_tests` lists the tests that the claims of a study will make. `spread` finds the standard deviations between
 runs for one of them, in pilot runs or wherever else runs are known. `power_row` says how large a difference the test
-can detect and how many seeds a given difference needs. `detectable_sentence` is for reports.
+can detect and how many seeds a given difference needs. `detectable_sentence` is for reports. Claims with a margin have
+the smallest margin that two arms without a difference can keep in place of the smallest difference.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast, get_args
+from typing import cast
 
 import numpy as np
 
@@ -24,11 +25,11 @@ from vlmsafe.analysis.power import (
     least_runs,
     runs_needed,
 )
-from vlmsafe.comparison.claims import Claim, Claims, Outcome
-from vlmsafe.comparison.outcomes import PAIRED, WORDS, Values, compared, values_of
+from vlmsafe.comparison.claims import RATES, Claim, Claims, Kind, Outcome, count_tests
+from vlmsafe.comparison.judging import PAIRED, compared, one_sided
+from vlmsafe.comparison.outcomes import WORDS, Values, values_of
 from vlmsafe.runs.records import ArmRecord
 
-RATES = ("violation", "catastrophe")
 _LEAST = 2  # runs, for a deviation
 _TESTS: dict[PowerTest, str] = {
     "permutation": "permutation test",
@@ -37,6 +38,11 @@ _TESTS: dict[PowerTest, str] = {
     "paired-t": "paired t-test",
 }
 _BASIS = {"simulated": ", simulated", "approximated": ", approximated by a t-test"}
+_SHOWS: dict[Kind, str] = {
+    "difference": "a difference of {} can be detected",
+    "non-inferiority": "an arm that is as good can be shown to be worse by less than {}",
+    "equivalence": "arms that do not differ can be shown to differ by less than {}",
+}
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -85,17 +91,17 @@ class PlannedTest:
 def planned_tests(claims: Claims, arms: Mapping[tuple[str, str], PlannedArm]) -> list[PlannedTest]:
     """Every test that the claims state, on each environment with both arms.
 
-    A correction counts all of them. With Holm's, the level is that of the first test, which is the strictest.
+    A correction counts tests as `count_tests` does. With Holm's, the level is that of the first test, the strictest.
     """
     found = []
     for claim in claims.comparisons:
         envs = [claim.env] if claim.env else dict.fromkeys(env for env, _ in arms)
         for env in envs:
-            if claim.test != "none" and (env, claim.first) in arms and (env, claim.second) in arms:
+            if claim.tested and (env, claim.first) in arms and (env, claim.second) in arms:
                 first, second = arms[env, claim.first], arms[env, claim.second]
                 source = _source(claim, first, second)
                 found.append(PlannedTest(replace(claim, env=env), first, second, source, claim.alpha))
-    tests = 1 if claims.correction == "none" else len(found)
+    tests = 1 if claims.correction == "none" else count_tests(claims, arms)
     return [replace(one, level=one.level / tests) for one in found]
 
 
@@ -147,7 +153,7 @@ class Spread:
         values = tuple(one.value for one in self.deviations)
         if planned.paired:
             values = (math.hypot(*values),)
-        return _design(planned.claim, planned.runs, values, planned.level)
+        return design_of(planned.claim, planned.runs, values, planned.level)
 
 
 def known_arms(arms: Mapping[tuple[str, str], ArmRecord], planned: PlannedTest) -> list[KnownArm]:
@@ -203,62 +209,70 @@ class PowerRow:
     """None if nothing is known about the variance between runs."""
     wanted: float
     detectable: Computed | None
-    """The smallest difference with the wanted power; None if it cannot be computed."""
-    difference: float | None
-    """The difference that was asked for."""
+    """The smallest difference with the wanted power, or the smallest margin; None if the variance is not known."""
+    distance: float | None
+    """The difference that was asked for, or the margin of the claim."""
     needed: Computed | None
-    """The seeds per arm that it needs; None if it cannot be computed."""
+    """The seeds per arm that it needs; None if nothing was asked or the variance is not known."""
     least: int | None = None
     """If the planned seeds cannot be significant at all: how many can."""
 
     def __str__(self) -> str:
         """The row as a sentence."""
         claim = self.planned.claim
-        where = f"{self.planned.env}, {WORDS[claim.outcome]} of {claim}"
-        if claim.test not in get_args(PowerTest):
-            return f"{where}: the power of the test '{claim.test}' is not computed."
-        return f"{where}: {self._detects()}{self._needs()}."
+        return f"{self.planned.env}, {WORDS[claim.outcome]} of {claim}: {self._detects()}{self._needs()}."
 
     def _detects(self) -> str:
         claim, seeds = self.planned.claim, seeds_text(self.planned.runs)
         if self.least is not None:
-            return f"{seeds} cannot show any difference ({self._test('')}); at least {self.least} are needed"
-        if self.spread is None or self.detectable is None or self.detectable.value is None:
+            cannot = f"{seeds} cannot show any difference"
+            if claim.kind != "difference":
+                cannot = f"{seeds} cannot show {claim.kind} with any margin"
+            how = self._how("") if self.needed is not None else f"({self._test('')})"
+            return f"{cannot} {how}; at least {self.least} are needed"
+        if self.detectable is None or self.detectable.value is None:
             return f"what {seeds} can detect is unknown, because no variance between runs is known"
-        with_power = f"with {100 * self.wanted:g} % power"
-        how = f"({self._test(_BASIS.get(self.detectable.basis, ''))}; {_deviations(self.spread, self.planned)})"
+        shows = _SHOWS[claim.kind].format(amount(self.detectable.value, claim.outcome))
         if claim.outcome in RATES and self.detectable.value > 1.0:
-            return f"with {seeds}, no difference that a rate can have can be detected {with_power} {how}"
-        size = amount(self.detectable.value, claim.outcome)
-        return f"with {seeds}, a difference of {size} can be detected {with_power} {how}"
+            shows = "no difference that a rate can have can be detected"
+            if claim.kind != "difference":
+                shows = f"{claim.kind} cannot be shown within any margin that a rate can have"
+        how = self._how(_BASIS.get(self.detectable.basis, ""))
+        return f"with {seeds}, {shows} with {100 * self.wanted:g} % power {how}"
+
+    def _how(self, basis: str) -> str:
+        assert self.spread is not None
+        return f"({self._test(basis)}; {_deviations(self.spread, self.planned)})"
 
     def _test(self, basis: str) -> str:
         claim = self.planned.claim
-        sides = "two-sided" if claim.sides == "two-sided" else "one-sided"
+        sides = "one-sided" if one_sided(claim) else "two-sided"
         return f"{_TESTS[cast(PowerTest, claim.test)]}, {sides}, level {self.planned.level:.3g}{basis}"
 
     def _needs(self) -> str:
-        if self.needed is None or self.difference is None:
+        if self.needed is None or self.distance is None:
             return ""
-        size = f"{100 * self.difference:g} pp" if self.planned.claim.outcome in RATES else f"{self.difference:g}"
+        what = "a difference" if self.planned.claim.kind == "difference" else "the margin"
+        size = f"{100 * self.distance:g} pp" if self.planned.claim.outcome in RATES else f"{self.distance:g}"
         many = f"more than {MOST_RUNS}" if self.needed.value is None else f"{self.needed.value:g}"
-        return f"; a difference of {size} needs {many} {'matched seeds' if self.planned.paired else 'seeds per arm'}"
+        return f"; {what} of {size} needs {many} {'matched seeds' if self.planned.paired else 'seeds per arm'}"
 
 
 def power_row(
     planned: PlannedTest, known: Spread | None, *, wanted: float = POWER, difference: float | None = None
 ) -> PowerRow:
-    """What a planned test can detect, and how many seeds a difference needs."""
-    if planned.claim.test not in get_args(PowerTest):
-        return PowerRow(planned, known, wanted, None, difference, None)
-    design = _design(planned.claim, planned.runs, (1.0,) * len(planned.runs), planned.level)
+    """What a planned test can detect, and how many seeds a difference needs; for a claim with a margin, its margin."""
+    claim = planned.claim
+    distance = difference if claim.kind == "difference" else claim.margin_value
+    if claim.outcome in RATES and distance is not None and distance > 1.0:
+        distance = None  # no rates differ that much
+    design = design_of(claim, planned.runs, (1.0,) * len(planned.runs), planned.level)
     least = least_runs(design) if design.basis == "impossible" else None
     if known is None:
-        return PowerRow(planned, None, wanted, None, difference, None, least)
+        return PowerRow(planned, None, wanted, None, distance, None, least)
     design = known.design(planned)
-    impossible = planned.claim.outcome in RATES and difference is not None and difference > 1.0
-    needed = None if difference is None or impossible else runs_needed(design, difference, wanted)
-    return PowerRow(planned, known, wanted, detectable_difference(design, wanted), difference, needed, least)
+    needed = None if distance is None else runs_needed(design, distance, wanted, claim.kind)
+    return PowerRow(planned, known, wanted, detectable_difference(design, wanted, claim.kind), distance, needed, least)
 
 
 def detectable_sentence(
@@ -266,36 +280,45 @@ def detectable_sentence(
 ) -> str | None:
     """What the runs of a comparison that is not significant could have detected, with the deviation that they have.
 
-    `level` is the level of the test with the claim's correction; by default the claim's own. None if there is nothing
-    to say: another kind of test, too few runs, or runs that do not differ. This is no power of the observed difference,
-    which would only repeat its p.
+    `level` is the level of the test after the claims' correction; by default the claim's own. None if there is nothing
+    to say: no test, too few runs, or runs that do not differ. This is no power of the observed difference, which would
+    only repeat its p.
 
     >>> claim = Claim("a", "b", test="welch")
     >>> detectable_sentence(claim, dict(enumerate([1.0, 3.0, 5.0])), dict(enumerate([2.0, 4.0, 9.0])))
     'Three seeds per arm can detect a difference of 10.9 with 80 % power.'
     """
+    level = claim.alpha if level is None else level
     first, second = compared(claim, first, second)
-    a, b = list(first.values()), list(second.values())
-    if claim.test not in get_args(PowerTest) or min(len(a), len(b)) < _LEAST:
+    if not claim.tested or min(len(first), len(second)) < _LEAST:
         return None
-    paired = claim.test in PAIRED
-    differences = [first[key] - second[key] for key in first] if paired else []
-    values = (_deviation(differences),) if paired else (_deviation(a), _deviation(b))
+    if claim.test in PAIRED:
+        runs: tuple[int, ...] = (len(first),)
+        values: tuple[float, ...] = (_deviation([first[key] - second[key] for key in first]),)
+    else:
+        runs = (len(first), len(second))
+        values = (_deviation(list(first.values())), _deviation(list(second.values())))
     if not any(values):
         return None
-    runs = (len(a),) if paired else (len(a), len(b))
-    found = detectable_difference(_design(claim, runs, values, level or claim.alpha), wanted)
+    found = detectable_difference(design_of(claim, runs, values, level), wanted, claim.kind)
     seeds = seeds_text(runs, in_words=True)
-    seeds = f"{seeds[0].upper()}{seeds[1:]}"
+    seeds, with_power = f"{seeds[0].upper()}{seeds[1:]}", f"with {100 * wanted:g} % power"
     if found.value is None:
-        return f"{seeds} cannot detect any difference with this test at level {level or claim.alpha:.3g}."
+        what = "any difference" if claim.kind == "difference" else f"{claim.kind} with any margin"
+        return f"{seeds} cannot show {what}: p cannot fall below the level of {level:.3g}."
     if claim.outcome in RATES and found.value > 1.0:
-        return f"{seeds} cannot detect any difference that a rate can have with {100 * wanted:g} % power."
-    return f"{seeds} can detect a difference of {amount(found.value, claim.outcome)} with {100 * wanted:g} % power."
+        what = "detect any difference" if claim.kind == "difference" else f"show {claim.kind} within any margin"
+        return f"{seeds} cannot {what} that a rate can have {with_power}."
+    size = amount(found.value, claim.outcome)
+    if claim.kind == "difference":
+        return f"{seeds} can detect a difference of {size} {with_power}."
+    return f"{seeds} can show {claim.kind} within {size} {with_power}, if the arms do not differ."
 
 
-def _design(claim: Claim, runs: tuple[int, ...], deviations: tuple[float, ...], level: float) -> Design:
-    return Design(cast(PowerTest, claim.test), runs, deviations, claim.sides, level)
+def design_of(claim: Claim, runs: tuple[int, ...], deviations: tuple[float, ...], level: float) -> Design:
+    """The test of a claim as `vlmsafe.analysis.power` takes it. Claims with a margin are tested one side at a time."""
+    sides = claim.sides if claim.kind == "difference" else "greater"
+    return Design(cast(PowerTest, claim.test), runs, deviations, sides, level)
 
 
 # -- in words -------------------------------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmsafe.analysis.power import POWER
-from vlmsafe.comparison.claims import WINDOWS, Outcome
+from vlmsafe.comparison.claims import RATES, WINDOWS, Outcome
 from vlmsafe.comparison.power import (
-    RATES,
     KnownArm,
     PlannedArm,
     PlannedTest,
@@ -38,7 +37,7 @@ PUBLISHED_QUANTITIES: dict[Outcome, str] = {
     "env_return": "environment_return",
     "shaped_return": "logged_return",
 }
-"""What the published tables call an outcome. They print rates in percent."""
+"""What the published tables call the outcomes that they print. Rates are in percent."""
 _PAPER_WINDOWS = {
     "paper": "evaluation-50",
     "paper-early": "evaluation-early-20",
@@ -80,7 +79,7 @@ def study_power(
             )
         return StudyPower(())
     if difference is not None and difference > 1.0 and all(one.claim.outcome in RATES for one in planned):
-        raise InputError(f"the difference is {difference:g}, but all claims are about rates; give one between 0 and 1")
+        raise InputError(f"the difference is {difference:g}, but all claims are about rates; give one from 0 to 1")
     arms, notes = _pilot(pilot, planned) if pilot is not None else ({}, [])
     rows = []
     for test in planned:
@@ -92,6 +91,8 @@ def study_power(
             )
         configs = {name: own[test.env, name][0].config for name in (test.claim.first, test.claim.second)}
         rows.append(power_row(test, found or published_spread(test, configs), wanted=wanted, difference=difference))
+    if study.claims.contrasts:
+        notes.append("the power of contrasts is not computed")
     if any(row.spread is None for row in rows):
         notes.append("some runs of each arm, in a folder given as --pilot, tell how much runs differ")
     return StudyPower(tuple(rows), tuple(dict.fromkeys(notes)))
@@ -129,7 +130,7 @@ def published_spread(planned: PlannedTest, configs: Mapping[str, TrainConfig]) -
     `configs` has the settings of both arms. A training window or evaluation of the same kind stands in where the paper
     has not the claimed one, preferably one with both arms.
     """
-    quantity, env = PUBLISHED_QUANTITIES[planned.claim.outcome], world_name(planned.env)
+    quantity, env = PUBLISHED_QUANTITIES.get(planned.claim.outcome), world_name(planned.env)
     values = [one for one in published_values() if (one.env, one.quantity) == (env, quantity)]
     training = planned.source == "training"
     same = planned.claim.window if training else _PAPER_WINDOWS.get(planned.source)
