@@ -4,9 +4,9 @@
 
 Each row is a comparison of the paper: its runs, the test, and the sample standard deviations between its runs, from
 the printed runs or from the printed deviation. The table has the smallest true difference that such a design detects
-with the wanted power, the published difference, and the number of seeds per arm that would detect a true difference as
-large as the published one. The published difference is itself an estimate from these runs, and one that was significant
-is likely too large.
+with the wanted power, the published difference, and for a true difference as large as the published one the power of
+the design and the number of seeds per arm that the wanted power needs. The published difference is itself an estimate
+from these runs, and one that was significant is likely too large.
 
 Where the paper prints no test but an interval, the test is the exact permutation test, two-sided, and the row has no p.
 Where it prints the mean of the last ten epochs but no deviation of it, the deviation of the final epoch stands in,
@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 
 from vlmsafe.analysis.exact_tests import Alternative
-from vlmsafe.analysis.power import Computed, Design, PowerTest, detectable_difference, runs_needed
+from vlmsafe.analysis.power import Computed, Design, PowerTest, detectable_difference, power, runs_needed
 from vlmsafe.paper.published import published
 from vlmsafe.paper.values import PublishedValue, published_values
 
@@ -74,8 +74,10 @@ class Row:
 
     of: Published
     detectable: Computed
+    power: Computed | None
+    """For a true difference as large as the published one; None where that points away from the claim."""
     needed: Computed | None
-    """Seeds for a difference as large as the published one; None where that points away from the claim."""
+    """Seeds per arm for such a difference."""
 
     @property
     def towards(self) -> bool:
@@ -170,9 +172,11 @@ def rows(options: Options) -> list[Row]:
     found = []
     for one in comparisons():
         design = Design(one.test, one.runs, one.deviations, one.sides, options.alpha)
-        row = Row(one, detectable_difference(design, options.power), None)
-        needed = runs_needed(design, abs(one.difference), options.power) if row.towards and one.difference else None
-        found.append(replace(row, needed=needed))
+        row = Row(one, detectable_difference(design, options.power), None, None)
+        if row.towards:
+            size = abs(one.difference)
+            row = replace(row, power=power(design, size), needed=runs_needed(design, size, options.power))
+        found.append(row)
     return found
 
 
@@ -180,7 +184,7 @@ def table(found: Sequence[Row], options: Options) -> list[str]:
     """The rows as a Markdown table."""
     heading = (
         "environment", "comparison", "outcome", "runs", "test", "sd", f"detectable, {100 * options.power:g} %",
-        "published", "p", "within reach", "seeds for it",
+        "published", "p", "within reach", "power for it", "seeds for it",
     )  # fmt: skip
     lines = [f"| {' | '.join(heading)} |", f"|{'---|' * len(heading)}"]
     for row in found:
@@ -193,12 +197,14 @@ def table(found: Sequence[Row], options: Options) -> list[str]:
             reach = "no: other direction"
         else:
             reach = "yes" if row.within_reach else "no"
+        chance = "" if row.power is None or row.power.value is None else f"{100 * row.power.value:.0f} %"
         needed = "" if row.needed is None else "over 1000" if row.needed.value is None else f"{row.needed.value:g}"
         cells = (
             one.env, f"{one.first} - {one.second}", f"{_WORDS.get(one.quantity, one.quantity)}, {one.window}",
             " + ".join(map(str, one.runs)) if len(one.runs) > 1 else f"{one.runs[0]} pairs",
             f"{_TESTS[one.test]}, {sides}", ", ".join(f"{sd:.3g}" for sd in one.deviations) + one.mark,
-            "nothing" if value is None else f"{value:.3g}{unit}", f"{one.difference:+.3g}{unit}", one.p, reach, needed,
+            "nothing" if value is None else f"{value:.3g}{unit}", f"{one.difference:+.3g}{unit}", one.p,
+            reach, chance, needed,
         )  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -175,7 +175,7 @@ def _known(name: str, mean: PublishedValue, values: Sequence[PublishedValue], sc
     """A published arm. Its deviation over runs is a population deviation and becomes that of a sample."""
     assert mean.std is not None
     assert mean.runs is not None
-    by_seed = {
+    by_seed: dict[int | str, float] = {
         one.seed: scale * one.value
         for one in values
         if one.seed is not None and (one.arm, one.settings) == (mean.arm, mean.settings)

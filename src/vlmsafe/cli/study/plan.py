@@ -76,8 +76,8 @@ def plan_verb(command: PlanCommand) -> None:
         about = "at least" if found.incomplete else "about"
         on_all = f", {hours(found.hours)} hours on {launcher.describe()}" if here else ""
         out.print(f"left: {about} {hours(found.core_hours)} core-hours{on_all}")
-    for row in detects.rows:
-        out.print(f"power: {row}", markup=False, soft_wrap=True)
+    for test in detects.rows:
+        out.print(f"power: {test}", markup=False, soft_wrap=True)
     for note in [*found.notes, *assumptions(specs), *detects.notes]:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
     problems = preflight(study, specs, elsewhere=not here)
