@@ -1,5 +1,7 @@
 """What a study's claims can detect, from pilot runs and from published tables."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from report_runs import costs_with, write_evaluation, write_run
@@ -51,7 +53,9 @@ def test_a_pilot_gives_the_deviations_of_its_arms(tmp_path):
 
 def test_a_pilot_with_other_arms_gives_their_pooled_deviation(tmp_path):
     (row,) = powers(study(), tmp_path, pilot=pilot(tmp_path / "pilot", ("base", "other"))).rows
-    assert "sd 10.0 pp from 6 pilot runs of 2 arms, pooled and sd 10.0 pp from 3 pilot runs" in str(row)
+    assert "sd 10.0 pp of 'signal' from 6 pilot runs of 2 arms, pooled, sd 10.0 pp of 'base' from 3 pilot runs" in str(
+        row
+    )
 
 
 def test_a_pilot_without_the_outcome_leaves_the_published_tables_and_says_so(tmp_path):
@@ -110,6 +114,14 @@ def test_longer_published_runs_stand_for_longer_runs(tmp_path):
 def test_the_power_of_shipped_studies_can_be_planned(name, tmp_path):
     definition = load_study(name)
     assert all(str(row).endswith(".") for row in powers(definition, tmp_path, difference=0.1).rows)
+
+
+def test_the_documentation_shows_what_is_printed(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "power.md").read_text()
+    rows = powers(load_study("prompt-templates"), tmp_path, difference=0.1).rows[:2]
+    assert "study plan prompt-templates --difference 0.1" in page
+    for row in rows:
+        assert f"power: {row}\n" in page
 
 
 def test_a_study_without_claims_has_no_power_to_plan(tmp_path):

@@ -84,8 +84,8 @@ class Design:
         if min(self.runs) < _LEAST_RUNS:
             return 1.0
         if self.test == "permutation":
-            return float(smallest_permutation_p(*self.runs, self.sides))
-        return float(smallest_sign_flip_p(*self.runs, self.sides)) if self.test == "sign-flip" else 0.0
+            return float(smallest_permutation_p(self.runs[0], self.runs[1], self.sides))
+        return float(smallest_sign_flip_p(self.runs[0], self.sides)) if self.test == "sign-flip" else 0.0
 
     @property
     def basis(self) -> Basis:

@@ -356,8 +356,9 @@ def _deviations(known: Spread, planned: PlannedTest) -> str:
     if first.pooled and second.pooled:
         text = f"sd {amount(first.value, outcome)} from {_of(first, known.source)}"
     elif first.pooled or second.pooled:
-        parts = (f"sd {amount(one.value, outcome)} from {_of(one, known.source)}" for one in known.deviations)
-        text = " and ".join(parts)
+        arms = zip((planned.claim.first, planned.claim.second), known.deviations, strict=True)
+        parts = (f"sd {amount(one.value, outcome)} of '{arm}' from {_of(one, known.source)}" for arm, one in arms)
+        text = ", ".join(parts)
     else:
         sizes = " and ".join(amount(one.value, outcome) for one in known.deviations)
         text = f"sd {sizes} from {first.runs} and {second.runs} {known.source}"
