@@ -13,6 +13,7 @@ from vlmsafe.analysis.tables import floats
 from vlmsafe.comparison.claims import WINDOWS, Outcome, Window
 from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.runs.records import ArmRecord, RunRecord
+from vlmsafe.runs.tables import SUCCESS
 
 Values = Mapping[int | str, float]
 """Outcomes by the seed of their run."""
@@ -58,6 +59,9 @@ def _trained(run: RunRecord, outcome: Outcome, window: int) -> float | None:
     if outcome == "shaped_return":
         shaped = run.over("shaped_return", window)
         return shaped if shaped is not None else run.over("env_return", window)
+    if outcome in SUCCESS:
+        rows = [row["progress"][outcome] for row in run.epochs if (row.get("progress") or {}).get(outcome) is not None]
+        return float(np.mean(rows[-window:])) if rows else None
     limit = _limit(run, outcome)
     last = max((row["epoch"] for row in run.epochs), default=0)
     costs = [row["cost"] for row in run.episodes if row.get("finished") and row["epoch"] > last - window]
@@ -70,7 +74,7 @@ def _evaluated(run: RunRecord, outcome: Outcome, protocol: str) -> float | None:
         return None
     if outcome in table.columns:
         return float(np.mean(floats(table, outcome)))
-    if outcome in ("cost", "env_return") or "cost" not in table.columns:
+    if outcome not in ("violation", "catastrophe") or "cost" not in table.columns:
         return None
     return float(np.mean(floats(table, "cost") > _limit(run, outcome)))
 
