@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmsafe.comparison.changes import changes, claim_defaults, claim_words, plain_claims
 from vlmsafe.comparison.claims import CLAIMS_FILE, ENTRIES, Claims, load_claims
 from vlmsafe.comparison.looks import Looks
 from vlmsafe.comparison.preregistration import (
@@ -20,11 +21,7 @@ from vlmsafe.comparison.preregistration import (
     FrozenProtocol,
     Moment,
     ProtocolVersion,
-    changes,
-    claim_defaults,
     claim_states,
-    claim_words,
-    plain_claims,
     protocol_bytes,
     protocol_lines,
     read_protocol,

@@ -11,15 +11,9 @@ import polars as pl
 import yaml
 
 from vlmsafe.analysis.statistics import CATASTROPHE
+from vlmsafe.comparison.changes import plain_claims
 from vlmsafe.comparison.claims import load_claims
-from vlmsafe.comparison.preregistration import (
-    PROTOCOL_FILE,
-    FrozenProtocol,
-    Moment,
-    ProtocolVersion,
-    plain_claims,
-    protocol_bytes,
-)
+from vlmsafe.comparison.preregistration import PROTOCOL_FILE, FrozenProtocol, Moment, ProtocolVersion, protocol_bytes
 from vlmsafe.config.yaml import to_yaml
 from vlmsafe.runs.run import Run
 from vlmsafe.signals.prompts import load_prompts

@@ -6,16 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from vlmsafe.audit.findings import EVERYTHING, Finding, finding
 from vlmsafe.audit.kinds import Severity
+from vlmsafe.comparison.changes import claim_defaults, design_changes
 from vlmsafe.comparison.claims import Claims
-from vlmsafe.comparison.preregistration import (
-    ClaimState,
-    FrozenProtocol,
-    Moment,
-    claim_defaults,
-    claim_states,
-    design_changes,
-    dropped_claims,
-)
+from vlmsafe.comparison.preregistration import ClaimState, FrozenProtocol, Moment, claim_states, dropped_claims
 from vlmsafe.runs.records import ArmRecord
 
 
