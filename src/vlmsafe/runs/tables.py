@@ -70,6 +70,11 @@ def with_success(table: pl.DataFrame) -> pl.DataFrame:
 
 def write_table(path: Path, table: pl.DataFrame) -> None:
     """Write a table as Parquet, whole or not at all."""
+    write_atomically(path, table_bytes(table))
+
+
+def table_bytes(table: pl.DataFrame) -> bytes:
+    """A table as the content of a Parquet file."""
     buffer = io.BytesIO()
     table.write_parquet(buffer)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()
