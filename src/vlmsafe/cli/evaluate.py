@@ -38,7 +38,7 @@ class EvaluateCommand:
     allow_untrained: bool = False
     """Evaluate the initial policy of a run that has not trained yet."""
     overwrite: bool = False
-    """Run again what the table holds already, and replace it even if it holds more episodes, of whatever checkpoint."""
+    """Run again what the table holds already, and replace it even if it holds more, also of another checkpoint."""
     env: str | None = None
     """Another level or variant to evaluate it in, such as metadrive-easy:ends; by default the run's environment."""
 

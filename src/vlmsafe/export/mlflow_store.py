@@ -82,7 +82,7 @@ def _experiment_meta(run: ExportedRun, experiment: str, place: Path) -> bytes:
 def _files(run: ExportedRun, experiment: str, final: Path) -> dict[str, str]:
     """The content of every file of a run, by its place."""
     ended = run.milliseconds[-1] if run.status != "running" else None
-    meta = {
+    meta: dict[str, Any] = {
         "artifact_uri": (final / "artifacts").resolve().as_uri(),
         "end_time": ended,
         "entry_point_name": "",
