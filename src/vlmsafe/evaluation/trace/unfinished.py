@@ -21,12 +21,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from vlmsafe.errors import RunError
 from vlmsafe.evaluation.gated_scorers import GatedScorer
 from vlmsafe.evaluation.plan import EpisodeTask, Plan
 from vlmsafe.evaluation.resume import UnfinishedTable
 from vlmsafe.runs.layout import frames_path
-from vlmsafe.runs.tables import write_table
+from vlmsafe.runs.tables import read_part, write_table
 from vlmsafe.signals.scorers.api import Scorer
 
 
@@ -72,20 +71,7 @@ class UnfinishedTrace(UnfinishedTable):
         path = self.file(task, ".parquet")
         if not path.exists():
             return None
-        return TracedTask(_read(path), _read(frames_path(path)) if self._frames else None)
-
-
-def _read(path: Path) -> pl.DataFrame:
-    """A table as it was written, to the last bit."""
-    try:
-        return pl.read_parquet(path, glob=False)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        reason = " ".join(str(error).split())
-        folder = path.parent
-        raise RunError(
-            f"{path} is damaged: expected a Parquet table, got: {reason}; remove {folder}, and its episodes are "
-            "traced again"
-        ) from None
+        return TracedTask(read_part(path), read_part(frames_path(path)) if self._frames else None)
 
 
 def _identity(one: GatedScorer) -> dict[str, Any]:
