@@ -4,11 +4,11 @@ import copy
 from dataclasses import replace
 
 from vlmsafe.comparison.changes import changes, claim_defaults, plain_claims
-from vlmsafe.comparison.claims import Cell, Claim, Claims, ContrastClaim
+from vlmsafe.comparison.claims import Claim, Claims, ContrastCell, ContrastClaim
 
 COST = Claim("oracle", "plain", about=("signal",))
 RETURN = replace(COST, outcome="env_return")
-CONTRAST = ContrastClaim("gate x bonus", (Cell("oracle", "speeding"),), (Cell("plain", "speeding"),))
+CONTRAST = ContrastClaim("gate x bonus", (ContrastCell("oracle", "speeding"),), (ContrastCell("plain", "speeding"),))
 
 
 def content(claims, **changed):

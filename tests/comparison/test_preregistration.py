@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from vlmsafe.comparison.changes import changes, claim_defaults, plain_claims
-from vlmsafe.comparison.claims import Cell, Claim, Claims, ContrastClaim
+from vlmsafe.comparison.claims import Claim, Claims, ContrastCell, ContrastClaim
 from vlmsafe.comparison.preregistration import (
     PROTOCOL_FILE,
     FrozenProtocol,
@@ -24,7 +24,7 @@ from vlmsafe.errors import InputError
 BEFORE, LATE = Moment(0, 0, 40), Moment(14, 12, 40)
 COST = Claim("oracle", "plain", about=("signal",))
 RETURN = replace(COST, outcome="env_return")
-CONTRAST = ContrastClaim("gate x bonus", (Cell("oracle", "speeding"),), (Cell("plain", "speeding"),))
+CONTRAST = ContrastClaim("gate x bonus", (ContrastCell("oracle", "speeding"),), (ContrastCell("plain", "speeding"),))
 
 
 def content(claims, **changed):

@@ -9,10 +9,12 @@ from in_process import InProcess, call, trainings
 from recorded_versions import edit_recorded
 
 from vlmsafe.comparison.claims import load_claims
+from vlmsafe.comparison.looks import Looks
 from vlmsafe.comparison.preregistration import PROTOCOL_FILE, PROTOCOL_PAGE, read_protocol
 from vlmsafe.errors import EXIT_BAD_INPUT, InputError, RunError
 from vlmsafe.io.files import read_rows
 from vlmsafe.io.locks import DirectoryLock
+from vlmsafe.studies import api
 from vlmsafe.studies.api import audit, freeze_study, report, report_on_study
 from vlmsafe.studies.execute import execute
 from vlmsafe.studies.journal import JOURNAL
@@ -317,3 +319,10 @@ def test_a_run_that_was_copied_from_another_study_is_said_to_be_older(folder):
     assert (
         "4 of 4 runs had been trained before, for another study." in report("runs/other", files=False).page.read_text()
     )
+
+
+def test_a_report_is_told_the_planned_seeds_and_the_looks(folder):
+    info = api._study_info(study(f"{SMALL}looks: {{at: [0.5, 1.0]}}\n"), folder, "")
+    assert info.planned_seeds == {("speeding", "ppo-lag"): (1, 2), ("speeding", "oracle"): (1, 2)}
+    assert info.looks == Looks((0.5, 1.0))
+    assert info.protocol is not None
