@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
+from vlmsafe.analysis.statistics import summary
 from vlmsafe.comparison.claims import WINDOWS, Comparison, Outcome, Window
 from vlmsafe.comparison.outcomes import run_outcome, values_of
 from vlmsafe.comparison.settings import ABSENT, effective
@@ -103,8 +104,26 @@ def arm_cell(
 ) -> Cell:
     """An arm's outcome over its runs. The cell is empty if no run has it."""
     values = list(values_of(arm, outcome, source, window).values())
-    row = dataset.published(arm.env, arm.name, None, source, window, QUANTITIES[outcome]) if notes else None
+    row = _published(dataset, arm, QUANTITIES[outcome], source, window) if notes else None
     return _cell(values, outcome, arm.first.config.budget, row, notes)
+
+
+def _published(dataset: Dataset, arm: ArmRecord, quantity: str, source: str, window: Window) -> dict[str, Any] | None:
+    """The published value of an arm. That of a pool is the mean of its published runs, if every run has one."""
+    if all(run.arm == arm.name for run in arm.runs):
+        return dataset.published(arm.env, arm.name, None, source, window, quantity)
+    rows = [dataset.published(run.env, run.arm, run.name, source, window, quantity) for run in arm.runs]
+    known = [row for row in rows if row is not None]
+    if len(known) < len(rows):
+        return None
+    found = summary([row["published"] for row in known])
+    return {
+        "published": found.mean,
+        "published_std": found.std,
+        "published_runs": found.n,
+        "comparable": all(row["comparable"] for row in known),
+        "differences": list(dict.fromkeys(text for row in known for text in row["differences"])),
+    }
 
 
 def run_cell(
