@@ -264,9 +264,13 @@ def test_the_page_on_studies_names_every_study():
 
 
 def test_the_example_on_the_page_is_a_study():
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.M | re.S)
+    example, matrix = re.findall(r"^```yaml\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.M | re.S)
     runs = parse_study(example, "the example").expand(FOLDER)
     assert Counter(run.arm for run in runs) == {"without": 6, "with": 6, "own-prompts": 2}
+    head = "name: many\nquestion: Which?\nenvironments: [metadrive-hard]\nseeds: [1]\ntotal_steps: 1000000\n"
+    study, shipped = parse_study(head + matrix, "the matrix"), load_study("controls")
+    assert [arm.name for arm in study.arms] == [arm.name for arm in shipped.arms]
+    assert len(study.claims.comparisons) == 16
 
 
 def test_files_use_no_anchors_so_that_what_is_written_beside_the_runs_reads_the_same():
