@@ -23,7 +23,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.comparison.claims import Claims, claims_of
+from vlmsafe.comparison.claims import ENTRIES, Claims, claims_of
+from vlmsafe.comparison.contrasts import check_cells
 from vlmsafe.envs.registry import env_spec, world_name
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.evaluation.protocols import protocol
@@ -38,7 +39,7 @@ from vlmsafe.studies.study import EpisodeRequest, Overrides, Study
 _FOLDER = resources.files("vlmsafe.studies") / "definitions"
 _ENTRIES = (
     "name", "question", "paper", "environments", *OVERRIDES, "arms", "protocols", "traces", "comparisons",
-    "correction", "tables", "figures", "independent", "scale", "scorer",
+    "correction", "contrasts", "tables", "figures", "independent", "scale", "scorer",
 )  # fmt: skip
 _TRACE_ONLY = ("scorers", "prompts", "every", "frames")
 _TRACE = tuple(entry.name for entry in fields(EpisodeRequest))
@@ -117,6 +118,12 @@ def parse_study(text: str, source: str, *, recorded: bool = False) -> Study:
         document={key: value for key, value in document.items() if key not in ("scale", "scorer")},
     )
     _check_cells(study, {name: place for name, (_, place) in placed.items()}, file, recorded)
+    if study.claims.contrasts:
+        planned = [(env, arm.name) for env in environments for arm in arms if arm.in_environment(env) is not None]
+        try:
+            check_cells(study.claims.contrasts, planned)
+        except InputError as error:
+            raise file.wrong(("contrasts",), str(error)) from None
     return study.varied(*_variation(document, file))
 
 
@@ -194,10 +201,11 @@ def _without_patterns(document: Mapping[str, Any], arms: Sequence[str], file: St
 
 
 def _claims(document: Mapping[str, Any], file: StudyFile) -> Claims:
-    if "comparisons" not in document:
+    stated = next((key for key in ("comparisons", "contrasts") if key in document), None)
+    if stated is None:
         return Claims()
-    claims = {key: document[key] for key in ("comparisons", "correction") if key in document}
-    return claims_of(claims, f"{file.source}, line {file.lines['comparisons',]}")
+    claims = {"comparisons": [], **{key: document[key] for key in ENTRIES if key in document}}
+    return claims_of(claims, f"{file.source}, line {file.lines[stated,]}")
 
 
 def _entries(document: Mapping[str, Any], key: str, arms: Sequence[str], file: StudyFile) -> tuple[Any, ...]:

@@ -13,7 +13,8 @@ from vlmsafe.analysis.returns import cost_correlations, passive_episodes
 from vlmsafe.analysis.tables import floats, stacked
 from vlmsafe.audit.findings import Finding, Unchecked, about_arm, about_comparison, about_environment, finding, listed
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.comparison.claims import Comparison, Outcome
+from vlmsafe.comparison.claims import Outcome
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.outcomes import against, values_of
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
