@@ -58,6 +58,20 @@ def test_the_summary_is_the_mean_over_runs_with_its_deviation_and_interval(study
     assert (cell.low, cell.high) == pytest.approx((47.5 - width, 47.5 + width))
 
 
+def test_the_rate_of_unequally_long_evaluations_is_the_mean_over_runs_and_a_note_has_the_pooled_one(tmp_path):
+    for seed, (catastrophes, episodes) in zip((1, 2, 3), ((4, 10), (4, 20), (0, 50)), strict=True):
+        write_evaluation(write_run(tmp_path, PLAIN, seed), costs_with(catastrophes, episodes))
+        write_evaluation(write_run(tmp_path, SIGNAL, seed), costs_with(catastrophes, 50))
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    for kind in ("summary", "rates"):
+        table = build_table(dataset, Entry(kind))
+        cell = table.rows[0][column(table, "catastrophe_pct" if kind == "summary" else "catastrophe_pct_second")]
+        assert cell.value == pytest.approx((40.0 + 20.0 + 0.0) / 3)
+        (note,) = [line for line in table.notes if "Pooled over episodes" in line]  # the other arm's are equally long
+        assert f"'{PLAIN}' on {ENV} (held-out, 10 to 50 episodes per run)" in note
+        assert "catastrophe rate 10.0 %" in note
+
+
 def test_an_interval_needs_three_runs(tmp_path):
     for seed in (1, 2):
         write_evaluation(write_run(tmp_path, PLAIN, seed), costs_with(seed))
