@@ -1,6 +1,6 @@
 """How often intervals cover and tests decide wrongly, with the numbers of runs that studies have.
 
-    python benchmarks/coverage.py [--simulations 4000]
+    python benchmarks/coverage.py [--simulations 10000]
 
 Runs are drawn from three shapes: normal; skewed (lognormal, sigma 1, as costs of few bad runs are); and zero-inflated
 (60 % of the runs cost nothing, the others are exponential). Coverage should be 95 %. Errors of tests at 5 % should be
@@ -51,7 +51,7 @@ SHAPES = {
 class Options:
     """Measure coverage and errors."""
 
-    simulations: int = 4000
+    simulations: int = 10_000
     """Simulated studies of each kind."""
     seed: int = 0
     """Seed of the runs."""

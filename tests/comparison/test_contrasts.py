@@ -58,7 +58,7 @@ def entry(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"plus": "a"}, "'plus' is 'a'; expected a list of {arm: ..., env: ...}"),
+        ({"plus": "a"}, "'plus' is 'a'; expected a list of {arm: ..., env: ...}, or of arms with 'env'"),
         ({"plus": [{"arm": "a", "env": "x"}, {"arm": "c", "env": "x"}]}, "2 cells under 'plus' and 1 under 'minus'"),
         ({"plus": [{"arm": "b", "env": "x"}]}, "appears twice"),
         ({"divide": 0}, "'divide' is 0"),
@@ -70,3 +70,8 @@ def test_a_contrast_that_cannot_be_meant_is_refused_with_the_reason(changes, mes
     with pytest.raises(InputError) as error:
         claims_of(entry(**changes), "claims.yaml")
     assert message in str(error.value)
+
+
+def test_an_environment_can_be_given_once_for_all_cells():
+    spelled = claims_of(entry(), "claims.yaml").contrasts
+    assert claims_of(entry(plus=["a"], minus=["b"], env="x"), "claims.yaml").contrasts == spelled

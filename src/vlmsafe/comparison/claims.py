@@ -253,18 +253,33 @@ def _refuse_contradictions(claims: Sequence[Claim], source: str) -> None:
             raise InputError(f"{source}: a part of the joint claim '{name}' has no test; every part needs one")
 
 
+def _spelled_out(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A contrast on one environment, given once, with the environment in every cell."""
+    found = dict(entry)
+    env = found.pop("env", None)
+    if env is not None:
+        for side in ("plus", "minus"):
+            if isinstance(found[side], Sequence):
+                found[side] = [{"arm": arm, "env": env} if isinstance(arm, str) else arm for arm in found[side]]
+    return found
+
+
 _CONTRAST_CHOICES = {**_CHOICES, "test": get_args(ContrastTest)}
 
 
 def _contrast(entry: Any, source: str) -> ContrastClaim:
     if not isinstance(entry, Mapping) or not {"name", "plus", "minus"} <= set(entry):
         raise InputError(f"{source}: expected 'name', 'plus' and 'minus', lists of {{arm, env}}; got {entry!r}")
+    entry = _spelled_out(entry)
     _check_entries(entry, ContrastClaim, _CONTRAST_CHOICES, source)
     for side in ("plus", "minus"):
         cells = entry[side]
         right = isinstance(cells, Sequence) and not isinstance(cells, str) and len(cells) > 0
         if not right or any(not isinstance(cell, Mapping) or set(cell) != {"arm", "env"} for cell in cells):
-            raise InputError(f"{source}: '{side}' is {cells!r}; expected a list of {{arm: ..., env: ...}}")
+            raise InputError(
+                f"{source}: '{side}' is {cells!r}; expected a list of {{arm: ..., env: ...}}, or of arms with 'env' "
+                "beside it"
+            )
     claim = from_dict(entry, ContrastClaim(""), source)
     if len(claim.plus) != len(claim.minus):
         raise InputError(
