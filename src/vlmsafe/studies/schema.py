@@ -229,7 +229,7 @@ def _with_arms(entry: Any, arms: Sequence[str]) -> Any:
         return entry
     chosen_arms([*entry.get("windows", ())], arms)
     named = [entry["arms"]] if isinstance(entry.get("arms"), str) else entry.get("arms", ())
-    changed = {"arms": list(chosen_arms(named, arms))} if named else {}
+    changed: dict[str, Any] = {"arms": list(chosen_arms(named, arms))} if named else {}
     if "pool" in entry:
         changed["pool"] = {name: list(chosen_arms(members, arms)) for name, members in entry["pool"].items()}
     return {**entry, **changed}
