@@ -126,10 +126,13 @@ def test_a_star_on_one_side_compares_many_arms_with_one(comparison, pairs):
 
 def test_evaluations_traces_and_tables_choose_arms_by_pattern():
     text = 'protocols: [{protocol: held-out, arms: ["control-oracle-*"]}]'
-    tables = 'tables: [{kind: summary, arms: [ppo-lag, "control-noise-*"]}]\n'
+    tables = (
+        'tables: [{kind: summary, arms: [ppo-lag, "control-noise-*"]}, {kind: rates, pool: {all: ["control-*"]}}]\n'
+    )
     found = study("protocols: [held-out]\n", f"{text}\n{tables}")
     assert {run.arm for run in found.expand(FOLDER) if run.evaluations} == set(found.protocols[0].arms)
     assert len(found.protocols[0].arms) == 4
+    assert len(found.tables[1]["pool"]["all"]) == 16
     assert found.tables[0]["arms"] == ["ppo-lag", *(f"control-noise-{w}" for w in ("0.05", "0.1", "0.2", "0.5"))]
 
 
@@ -196,6 +199,9 @@ def test_a_name_without_a_matrix_is_refused():
         ("protocols:", 'figures: [{kind: bars, arms: ["x-*"]}]\nprotocols:', "line 12: no arm is called like 'x-*'"),
         ("protocols:", "tables: [{kind: summary, arms: [ppolag]}]\nprotocols:", "line 12: unknown arm of the study"),
         ("protocols:", "tables: [{kind: rates, pool: {a: [ppo-lag, x]}}]\nprotocols:", "line 12: unknown arm of the"),
+        ("protocols:", "tables: [{kind: rates, pool: {a: ppo-lag}}]\nprotocols:", "expected a list of two or more arms"),
+        ("protocols:", "tables: [{kind: by-environment, windows: {x: {}}}]\nprotocols:", "line 12: unknown arm of the"),
+        ("protocols:", "tables: [{kind: summary, arms: 3}]\nprotocols:", "'arms' is 3; expected a list of names"),
     ],
 )  # fmt: skip
 def test_a_pattern_that_names_no_arm_is_an_error_with_its_line(old, new, message):

@@ -216,22 +216,29 @@ def _entries(document: Mapping[str, Any], key: str, arms: Sequence[str], file: S
     found = []
     for index, entry in enumerate(value):
         try:
+            entry = _with_arms(entry, arms)
             check_entries(*(([entry], []) if key == "tables" else ([], [entry])))
-            found.append(_with_arms(entry, arms))
         except InputError as error:
             raise file.wrong((key, index), str(error)) from None
+        found.append(entry)
     return tuple(found)
 
 
 def _with_arms(entry: Any, arms: Sequence[str]) -> Any:
-    """An entry of the report that is right, with the arms that it names; an error if one is not of the study."""
+    """An entry of the report with the arms that it names; what is not a list of names is left to `check_entries`."""
     if not isinstance(entry, Mapping):
         return entry
-    chosen_arms([*entry.get("windows", ())], arms)
-    named = [entry["arms"]] if isinstance(entry.get("arms"), str) else entry.get("arms", ())
-    changed: dict[str, Any] = {"arms": list(chosen_arms(named, arms))} if named else {}
-    if "pool" in entry:
-        changed["pool"] = {name: list(chosen_arms(members, arms)) for name, members in entry["pool"].items()}
+
+    def chosen(names: Any) -> Any:
+        names = [names] if isinstance(names, str) else names
+        named = isinstance(names, Sequence) and all(isinstance(name, str) for name in names)
+        return list(chosen_arms(names, arms)) if named else names
+
+    changed = {"arms": chosen(entry["arms"])} if "arms" in entry else {}
+    if isinstance(entry.get("windows"), Mapping):
+        chosen(list(entry["windows"]))
+    if isinstance(entry.get("pool"), Mapping):
+        changed["pool"] = {name: chosen(members) for name, members in entry["pool"].items()}
     return {**entry, **changed}
 
 
