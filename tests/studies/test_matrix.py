@@ -199,7 +199,7 @@ def test_a_name_without_a_matrix_is_refused():
         ("protocols:", 'figures: [{kind: bars, arms: ["x-*"]}]\nprotocols:', "line 12: no arm is called like 'x-*'"),
         ("protocols:", "tables: [{kind: summary, arms: [ppolag]}]\nprotocols:", "line 12: unknown arm of the study"),
         ("protocols:", "tables: [{kind: rates, pool: {a: [ppo-lag, x]}}]\nprotocols:", "line 12: unknown arm of the"),
-        ("protocols:", "tables: [{kind: rates, pool: {a: ppo-lag}}]\nprotocols:", "expected a list of two or more arms"),
+        ("protocols:", "tables: [{kind: rates, pool: {a: ppo-lag}}]\nprotocols:", "expected a list of two or more"),
         ("protocols:", "tables: [{kind: by-environment, windows: {x: {}}}]\nprotocols:", "line 12: unknown arm of the"),
         ("protocols:", "tables: [{kind: summary, arms: 3}]\nprotocols:", "'arms' is 3; expected a list of names"),
     ],

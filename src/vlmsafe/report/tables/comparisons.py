@@ -155,7 +155,7 @@ def rates(dataset: Dataset, entry: Entry) -> Table | Missing:
     )
     pooling = [pool_note(name, arms) for found in pools_by_env.values() for name, arms in found.items()]
     caption = (
-        f"{INTERVALS} The interval of the difference is a percentile interval over resampled runs, as the paper has it. "
+        f"{INTERVALS} The interval of the difference is a percentile interval over resampled runs, as in the paper. "
         "It is too narrow for few runs and decides nothing; p is that of an exact test."
     )
     return Table("rates", title, columns, rows, caption, entry.label, notes=[*pooling, *notes.lines()])
