@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vlmsafe.analysis.statistics import Clusters, Float64, Int64, Pairs, finite_vector
+from vlmsafe.analysis.statistics import Float64, Int64, Pairs, finite_vector
 from vlmsafe.errors import InputError
 
 Unit = Literal["runs", "episodes"]
@@ -73,21 +73,6 @@ def bootstrap_mean_difference(
     return _interval(float(a.mean() - b.mean()), means, level, unit)
 
 
-def bootstrap_pooled_difference(
-    first: Clusters, second: Clusters, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> PercentileInterval:
-    """first.pooled - second.pooled by the cluster bootstrap: the paper's intervals of rate differences.
-
-    Whole runs are drawn with replacement, independently in each arm. All episodes of a drawn run are used, without
-    resampling them, and the rate pools the episodes of the drawn runs. If all runs have equally many episodes, this is
-    `bootstrap_mean_difference` of the runs' rates.
-    """
-    rng = np.random.default_rng(seed)
-    rates = _pooled(first, resamples, rng)
-    rates -= _pooled(second, resamples, rng)
-    return _interval(first.pooled - second.pooled, rates, level, "runs")
-
-
 def bootstrap_paired_difference(
     pairs: Pairs, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
 ) -> PercentileInterval:
@@ -96,12 +81,6 @@ def bootstrap_paired_difference(
     The interval is narrower than the unpaired one if a seed moves both arms alike. The paper's intervals are unpaired.
     """
     return bootstrap_mean(pairs.differences, resamples=resamples, seed=seed, level=level)
-
-
-def _pooled(arm: Clusters, resamples: int, rng: np.random.Generator) -> Float64:
-    return _resampled(
-        len(arm.totals), resamples, rng, lambda rows: arm.totals[rows].sum(axis=1) / arm.episodes[rows].sum(axis=1)
-    )
 
 
 def _resampled(size: int, resamples: int, rng: np.random.Generator, statistic: Callable[[Int64], Float64]) -> Float64:

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from vlmsafe import kernels
-from vlmsafe.analysis.statistics import CATASTROPHE
+from vlmsafe.analysis.statistics import thresholds
 from vlmsafe.envs.api import STEP_LIMIT
 from vlmsafe.envs.registry import ordered_name
 from vlmsafe.errors import InputError, RunError
@@ -203,6 +203,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
     elsewhere = spec.name != config.spec.name
     budget, training = spec.budget if elsewhere else config.budget, spec.training
     assert budget is not None
+    limits = thresholds(budget)
     common = {
         "budget": budget,
         "protocol": plan.protocol.name,
@@ -220,8 +221,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
             "episode": episode,
             "in_training_pool": row["scenario"] in training,
             SUCCESS[1]: None if row["arrived"] is None else row["arrived"] and row["cost"] == 0.0,
-            "violation": row["cost"] > budget,
-            "catastrophe": row["cost"] > CATASTROPHE * budget,
+            **{name: row["cost"] > limit for name, limit in limits.items()},
             **common,
         }
         for episode in range(plan.episodes)

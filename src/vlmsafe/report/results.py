@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from vlmsafe.analysis.intervals import Interval
+from vlmsafe.analysis.statistics import Pairs, wins
 from vlmsafe.audit.findings import Audit, Finding, counted
 from vlmsafe.comparison.claims import RATES, Correction
 from vlmsafe.comparison.comparisons import Comparison
@@ -107,7 +110,10 @@ class ComparisonResult:
     def first_lower(self) -> tuple[int, int]:
         """On how many of the matched seeds the first arm is lower."""
         shared = [key for key in self.first if key in self.second]
-        return sum(self.first[key] < self.second[key] for key in shared), len(shared)
+        if not shared:
+            return 0, 0
+        sides = [[values[key] for key in shared] for values in (self.first, self.second)]
+        return wins(Pairs(np.array(sides[0]), np.array(sides[1]))).first_lower, len(shared)
 
 
 @dataclass(frozen=True, eq=False)
