@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,8 +14,9 @@ from vlmsafe.audit.findings import Audit, Finding, counted
 from vlmsafe.comparison.claims import RATES, Correction
 from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.contrasts import ContrastVerdict, judge_contrast
-from vlmsafe.comparison.decisions import Decision, Judged, judge_all
+from vlmsafe.comparison.decisions import Decision, Judged, LookPlan, finished, judge_all
 from vlmsafe.comparison.judging import Verdict, interval_of, smallest_p
+from vlmsafe.comparison.looks import LookState, look_state
 from vlmsafe.comparison.outcomes import WORDS, Values
 from vlmsafe.report.dataset import Dataset
 
@@ -64,6 +65,10 @@ class ComparisonResult:
     @property
     def decision(self) -> Decision | None:
         return self.judged.decision
+
+    @property
+    def look(self) -> LookState | None:
+        return self.judged.look
 
     @property
     def decided(self) -> int:
@@ -123,6 +128,8 @@ class ContrastResult:
     verdict: ContrastVerdict
     decision: Decision
     correction: str
+    waits: str = ""
+    """Why there is no verdict yet, in words."""
 
     @property
     def scale(self) -> float:
@@ -155,12 +162,27 @@ def all_results(dataset: Dataset) -> tuple[list[ComparisonResult], list[Contrast
     claims = dataset.claims
     correction: Correction = claims.correction if claims is not None else "none"
     contrasts = [judge_contrast(one, dataset.every_arm) for one in claims.contrasts] if claims is not None else []
-    judged, decisions = judge_all(dataset.compared, correction, dataset.tests, [one.tested for one in contrasts])
+    plan = LookPlan(dataset.info.planned_seeds, dataset.info.looks)
+    waiting = [_waiting(one, dataset, plan) for one in contrasts]
+    others = [replace(one.tested, p=None) if why else one.tested for one, why in zip(contrasts, waiting, strict=True)]
+    judged, decisions = judge_all(dataset.compared, correction, dataset.tests, others, plan)
     text = "" if correction == "none" else f"with {_CORRECTIONS[correction]} correction for {_tests(dataset)}"
     return (
         [ComparisonResult(one, text if one.decision else "", _worst_about(one, dataset.audit)) for one in judged],
-        [ContrastResult(one, decision, text) for one, decision in zip(contrasts, decisions, strict=True)],
+        [ContrastResult(*one) for one in zip(contrasts, decisions, [text] * len(contrasts), waiting, strict=True)],
     )
+
+
+def _waiting(verdict: ContrastVerdict, dataset: Dataset, plan: LookPlan) -> str:
+    """Why a contrast has no verdict yet; empty if all its planned seeds are there. It has no interim looks."""
+    planned, there = [], []
+    for cell, values in verdict.cells.items():
+        if seeds := plan.seeds.get((cell.env, cell.arm)):
+            arm = dataset.every_arm.get((cell.env, cell.arm))
+            planned.append(seeds)
+            there.append(finished(arm, values) if arm is not None else [])
+    state = look_state(planned, there, alpha=verdict.claim.alpha) if planned else None
+    return state.text if state is not None and state.level is None else ""
 
 
 def _tests(dataset: Dataset) -> str:
