@@ -8,10 +8,11 @@ exponential around the run's own level. The levels of runs are normal (a deviati
 lognormal with 0.5). Distances of runs vary by 15 % if the levels are normal, and are lognormal with 0.4 otherwise;
 in the skewed case cost also grows with distance. The right answer is the mean over 50,000 such runs.
 
-The table has the share of simulations in which the 95 % interval contains the right answer, in brackets the share that
-has no interval and is not counted, and for comparison the same for another interval: the percentile bootstrap over
-runs, the linearised ratio, and Brunner and Munzel's t interval. The last rows count false alarms: how often the
-one-sided 95 % bound is above a budget that the arm meets exactly.
+The first table has the share of simulations, in %, in which the 95 % interval contains the right answer, with 3, 5 and
+10 runs. In brackets is the share of simulations that have no interval and are not counted. Next to the intervals of
+this package are others: the plain t interval, Fieller's interval of a ratio, Brunner and Munzel's interval of a
+probability, and percentile bootstraps that resample runs. The second table counts false alarms: how often the one-sided
+95 % bound of the mean cost is above a budget that the arm meets exactly.
 """
 
 from __future__ import annotations
@@ -27,8 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from vlmsafe.analysis.resampling import bootstrap_mean
-from vlmsafe.analysis.tails import cost_per_distance, cvar, over_runs, probability_of_improvement, quantile
+from vlmsafe.analysis.tails import RunEstimate, cost_per_distance, cvar, over_runs, probability_of_improvement, quantile
 
 Array = NDArray[np.float64]
 Ends = tuple[float | None, float | None]
@@ -71,58 +71,69 @@ def runs(shape: str, level: float, rng: np.random.Generator) -> Runs:
 
 
 def held(ends: Iterator[Ends], truth: float) -> str:
-    """The share of intervals that contain the truth, and the share of simulations without one."""
+    """The share of intervals that contain the truth; in brackets, simulations without an interval, if 1 % or more."""
     found = list(ends)
     known = [(low, high) for low, high in found if low is not None and high is not None]
     share = np.mean([low - 1e-9 <= truth <= high + 1e-9 for low, high in known])
     missing = 1.0 - len(known) / len(found)
-    return f"{100 * share:.1f}" + (f" ({100 * missing:.1f} none)" if missing >= 0.0005 else "")
+    return f"{100 * share:.1f}" + (f" (none: {100 * missing:.0f})" if missing >= 0.01 else "")
 
 
-def of_values(pool: Array, n: int, count: int, rng: np.random.Generator, old: bool) -> Iterator[Ends]:
-    for _ in range(count):
-        values = pool[rng.integers(0, POOL, n)]
-        if old:
-            interval = bootstrap_mean(values, resamples=RESAMPLES)
-            yield interval.low, interval.high
-        else:
-            found = over_runs(values, least=0.0)
-            yield found.low, found.high
+def ours(found: RunEstimate) -> Ends:
+    return found.low, found.high
 
 
-def of_ratio(pool: Runs, n: int, count: int, rng: np.random.Generator, old: bool) -> Iterator[Ends]:
-    for _ in range(count):
-        chosen = rng.integers(0, POOL, n)
-        costs, distances = pool.values["mean"][chosen], pool.distance[chosen]
-        if old:
-            ratio = costs.sum() / distances.sum()
-            error = (costs - ratio * distances).std(ddof=1) / math.sqrt(n) / distances.mean()
-            reach = special.stdtrit(n - 1, 0.975) * error
-            yield ratio - reach, ratio + reach
-        else:
-            found = cost_per_distance(costs, distances)
-            yield found.low, found.high
+def percentile(resampled: Array) -> Ends:
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return float(low), float(high)
 
 
-def of_improvement(first: Array, second: Array, n: int, count: int, rng: np.random.Generator, old: bool) -> Iterator[Ends]:
-    for _ in range(count):
-        a, b = first[rng.integers(0, POOL, n)], second[rng.integers(0, POOL, n)]
-        if old:
-            yield brunner_munzel(a, b)
-        else:
-            found = probability_of_improvement(a, b)
-            yield found.low, found.high
+def fieller(costs: Array, distances: Array) -> Ends:
+    """The ratios r for which the t test does not tell the mean of cost - r distance from 0; none if unbounded."""
+    n = len(costs)
+    t2 = special.stdtrit(n - 1, 0.975) ** 2 / n
+    covariance = np.cov(costs, distances)
+    quadratic = distances.mean() ** 2 - t2 * covariance[1, 1]
+    linear = costs.mean() * distances.mean() - t2 * covariance[0, 1]
+    constant = costs.mean() ** 2 - t2 * covariance[0, 0]
+    if quadratic <= 0:
+        return None, None
+    root = math.sqrt(max(0.0, linear**2 - quadratic * constant))
+    return (linear - root) / quadratic, (linear + root) / quadratic
+
+
+def pairs_below(a: Array, b: Array) -> Array:
+    return np.asarray(np.less.outer(a, b) + 0.5 * np.equal.outer(a, b))
 
 
 def brunner_munzel(a: Array, b: Array) -> Ends:
     """The t interval of the share of pairs, by the variances of the runs' own shares."""
-    below = np.less.outer(a, b) + 0.5 * np.equal.outer(a, b)
+    below = pairs_below(a, b)
     first, second = (below.mean(axis=axis).var(ddof=1) / below.shape[1 - axis] for axis in (1, 0))
     if first + second == 0.0:
         return None, None
     freedom = (first + second) ** 2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
     reach = special.stdtrit(freedom, 0.975) * math.sqrt(first + second)
-    return max(0.0, below.mean() - reach), min(1.0, below.mean() + reach)
+    return float(below.mean() - reach), float(below.mean() + reach)
+
+
+def of_values(values: Array, draw: Array) -> Iterator[Ends]:
+    yield ours(over_runs(values))
+    yield ours(over_runs(values, scale="plain"))
+    yield percentile(values[draw].mean(axis=1))
+
+
+def of_ratio(costs: Array, distances: Array, draw: Array) -> Iterator[Ends]:
+    yield ours(cost_per_distance(costs, distances))
+    yield fieller(costs, distances)
+    yield percentile(costs[draw].sum(axis=1) / distances[draw].sum(axis=1))
+
+
+def of_improvement(first: Array, second: Array, draw: Array, other: Array) -> Iterator[Ends]:
+    yield ours(probability_of_improvement(first, second))
+    yield brunner_munzel(first, second)
+    below = pairs_below(first, second)
+    yield percentile(below[draw[:, :, None], other[:, None, :]].mean(axis=(1, 2)))
 
 
 def probability(first: Array, second: Array) -> float:
@@ -133,14 +144,19 @@ def probability(first: Array, second: Array) -> float:
     return float((above + 0.5 * equal).mean() / POOL)
 
 
-def row(name: str, shape: str, truth: float, ends: Callable[[int, bool], Iterator[Ends]]) -> str:
-    cells = [held(ends(n, old), truth) for old in (False, True) for n in SIZES]
-    return f"| {name} | {shape} | {' | '.join(cells)} |"
+def row(name: str, shape: str, truth: float, simulate: Callable[[int], Iterator[Ends]], count: int) -> str:
+    """One row: for each kind of interval its coverage with 3, 5 and 10 runs."""
+    cells: list[list[str]] = [[], [], []]
+    for n in SIZES:
+        kinds = zip(*(simulate(n) for _ in range(count)), strict=True)
+        for cell, ends in zip(cells, kinds, strict=True):
+            cell.append(held(iter(ends), truth))
+    return f"| {name} | {shape} | {' | '.join(' / '.join(cell) for cell in cells)} |"
 
 
 def false_alarms(pool: Array, n: int, count: int, rng: np.random.Generator) -> float:
     """How often the one-sided bound of the mean is above the right answer, as if that were the budget."""
-    bounds = (over_runs(pool[rng.integers(0, POOL, n)], level=0.9).low for _ in range(count))
+    bounds = (over_runs(pool[rng.integers(0, POOL, n)], level=0.9, scale="plain").low for _ in range(count))
     return float(np.mean([bound is not None and bound > pool.mean() for bound in bounds]))
 
 
@@ -151,40 +167,41 @@ def main() -> None:
     options = parser.parse_args()
     rng, count = np.random.default_rng(options.seed), options.simulations
     dear, cheap = ({shape: runs(shape, level, rng) for shape in SHAPES} for level in (25.0, 12.0))
-    print(f"| 95 % interval of | runs | {' | '.join(f'{n} runs' for n in SIZES)} | other: 3 | 5 | 10 |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|")
+
+    def chosen(n: int) -> Array:
+        return rng.integers(0, POOL, n)
+
+    def resampled(n: int) -> Array:
+        return rng.integers(0, n, (RESAMPLES, n))
+
+    print("| 95 % interval of | runs | this package | another t interval | percentile bootstrap |")
+    print("|---|---|---|---|---|")
     for name in dear["normal"].values:
         for shape in SHAPES:
             pool = dear[shape].values[name]
-            print(row(name, shape, pool.mean(), lambda n, old, pool=pool: of_values(pool, n, count, rng, old)))
+            draw = lambda n, pool=pool: of_values(pool[chosen(n)], resampled(n))  # noqa: E731
+            print(row(name, shape, pool.mean(), draw, count), flush=True)
     for shape in SHAPES:
-        both = dear[shape]
-        truth = both.values["mean"].mean() / both.distance.mean()
-        print(row("cost per distance", shape, truth, lambda n, old, both=both: of_ratio(both, n, count, rng, old)))
-    pairs = {
-        **{f"{shape}, equal": (dear[shape], dear[shape]) for shape in SHAPES},
-        **{f"{shape}, half the cost": (cheap[shape], dear[shape]) for shape in SHAPES},
-        "zero-inflated against normal": (dear["zero-inflated"], dear["normal"]),
+        costs, distances = dear[shape].values["mean"], dear[shape].distance
+
+        def draw_ratio(n: int, costs: Array = costs, distances: Array = distances) -> Iterator[Ends]:
+            some = chosen(n)
+            return of_ratio(costs[some], distances[some], resampled(n))
+
+        print(row("cost per distance", shape, costs.mean() / distances.mean(), draw_ratio, count), flush=True)
+    means = {shape: dear[shape].values["mean"] for shape in SHAPES}
+    arms = {
+        **{f"{shape}, equal": (means[shape], means[shape]) for shape in SHAPES},
+        **{f"{shape}, half the cost": (cheap[shape].values["mean"], means[shape]) for shape in SHAPES},
+        "zero-inflated against normal": (means["zero-inflated"], means["normal"]),
+        "constant against 1.5 % lower": (np.full(POOL, 10.0), np.where(rng.random(POOL) < 0.015, 5.0, 20.0)),
     }
-    for shape, (one, other) in pairs.items():
-        a, b = one.values["mean"], other.values["mean"]
-        print(
-            row(
-                "probability of improvement",
-                shape,
-                probability(a, b),
-                lambda n, old, a=a, b=b: of_improvement(a, b, n, count, rng, old),
-            )
-        )
-    constant, rare = np.full(POOL, 10.0), np.where(rng.random(POOL) < 0.015, 5.0, 20.0)
-    print(
-        row(
-            "probability of improvement",
-            "all equal against 1.5 % lower",
-            probability(constant, rare),
-            lambda n, old: of_improvement(constant, rare, n, count, rng, old),
-        )
-    )
+    for shape, (first, second) in arms.items():
+
+        def draw_pair(n: int, first: Array = first, second: Array = second) -> Iterator[Ends]:
+            return of_improvement(first[chosen(n)], second[chosen(n)], resampled(n), resampled(n))
+
+        print(row("probability of improvement", shape, probability(first, second), draw_pair, count), flush=True)
     print()
     print(f"| false alarms of `over-budget`, % | {' | '.join(f'{n} runs' for n in SIZES)} |")
     print("|---|--:|--:|--:|")

@@ -1,25 +1,34 @@
 """Tails: what the costliest episodes cost, how probably one arm is lower than another, and cost per distance.
 
 Episodes of one policy resemble each other, so intervals are over runs: each run gives one value, such as its CVaR, and
-the interval says what new runs might give. A value of one run, or of runs that are all equal, has no interval.
-`benchmarks/coverage_tails.py` measures how often the intervals hold.
+the interval says what new runs might give. One run has no interval, and neither have runs that are all equal.
+`benchmarks/coverage_tails.py` measures how often the intervals hold, and docs/explanation/statistics.md has the result.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
+import polars as pl
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vlmsafe.analysis.statistics import Float64, finite_vector
+from vlmsafe.analysis.statistics import finite_vector
+from vlmsafe.analysis.tables import floats
 from vlmsafe.errors import InputError
 
 SHARE = 0.1
 """The share of the costliest episodes that a CVaR averages."""
 LEVEL = 0.95
+LEAST = 3
+"""The least number of runs for an interval on the log scale. With two, its ends can be a factor of 10^5 apart."""
+Scale = Literal["log", "plain"]
+_ROUNDING = 1e-12  # values that differ by a smaller share are equal
+_WIDEST = 1e6  # an interval that reaches further up and down, as a factor, says nothing and is left out
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,45 @@ class RunEstimate:
 
     estimate: float
     low: float | None
-    """None, as `high`, if there is no interval: one run, equal runs, or runs too few to bound a ratio."""
+    """None, as `high`, if there is no interval: too few runs, or runs that are all equal."""
     high: float | None
     level: float
     runs: int
     """The runs it rests on; of two arms, those of the arm that has fewer."""
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A column of evaluation tables that says how far an episode got, and the unit that costs are divided by."""
+
+    column: str
+    unit: str
+    """In words, such as 100 m of path."""
+    size: float
+    """How much of the column one such unit is."""
+
+
+DISTANCES = (
+    Distance("path", "100 m of path", 100.0),
+    Distance("distance", "100 m of path", 100.0),
+    Distance("net_progress", "100 m of progress", 100.0),
+    Distance("route_completion", "whole route", 1.0),
+    Distance("length", "1,000 steps", 1000.0),
+)
+"""What cost is divided by: the first of these that the evaluations have. MetaDrive records the share of the route."""
+
+
+def distance_of(tables: Sequence[pl.DataFrame]) -> Distance | None:
+    """The distance that every one of these evaluation tables has in full, and covers some of; None if there is none."""
+    for distance in DISTANCES:
+        if tables and all(_covers(table, distance.column) for table in tables):
+            return distance
+    return None
+
+
+def _covers(table: pl.DataFrame, column: str) -> bool:
+    values = floats(table, column) if column in table.columns else np.array([np.nan])
+    return bool(np.isfinite(values).all() and values.sum() > 0)
 
 
 def cvar(costs: ArrayLike, share: float = SHARE) -> float:
@@ -62,29 +105,32 @@ def quantile(costs: ArrayLike, share: float) -> float:
     return float(np.quantile(finite_vector(costs, "quantile"), share))
 
 
-def over_runs(values: ArrayLike, *, level: float = LEVEL, least: float = -math.inf) -> RunEstimate:
-    """The mean of one value per run, with its t interval. The interval is cut at `least`, 0 for costs.
+def over_runs(values: ArrayLike, *, level: float = LEVEL, scale: Scale = "log") -> RunEstimate:
+    """The mean of one value per run, with a t interval over runs.
 
-    It holds for runs of any number if their values are about normal. Runs that differ by a long upper tail make its
-    upper end too low.
+    On the log scale the interval is mean * exp(+- t * standard error / mean): the t interval of the mean's logarithm.
+    It suits costs, which are never negative and differ between runs by a long upper tail, and single runs may be 0.
+    On the plain scale it is mean +- t * standard error, for values of either sign.
 
-    >>> round(over_runs([10.0, 12.0, 14.0]).high, 2)
-    16.97
+    >>> found = over_runs([10.0, 12.0, 14.0])
+    >>> round(found.low, 2), round(found.high, 2)
+    (7.93, 18.15)
     """
     vector = finite_vector(values, "values per run")
-    mean, error = float(vector.mean()), _standard_error(vector, vector)
-    if not error:
-        return _without_interval(mean, level, len(vector))
-    reach = _t_quantile(level, len(vector)) * error
-    return RunEstimate(mean, max(least, mean - reach), mean + reach, _checked(level), len(vector))
+    mean = float(vector.mean())
+    if scale == "log" and vector.min() < 0:
+        raise InputError(f"values per run: {vector.min():g} is negative; expected costs, or scale='plain'")
+    if np.ptp(vector) <= _ROUNDING * np.abs(vector).max():
+        return _estimate(mean, 0.0, len(vector), level, scale)
+    return _estimate(mean, float(vector.std(ddof=1)) / math.sqrt(len(vector)), len(vector), level, scale)
 
 
 def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: float = LEVEL) -> RunEstimate:
     """How probably a run of the first arm is lower than one of the second (Agarwal et al. 2021). Ties count half.
 
-    The estimate is the share of all pairs of runs in which the first is lower. For any two distributions its variance
-    is at most p (1 - p) / min(m, n) (van Dantzig 1951), that of a rate of min(m, n) trials. The interval is Wilson's for
-    such a rate, so it assumes no distribution, and is wide: three runs that are all lower give 0.44 to 1.
+    The estimate is the share of all pairs of runs in which the first is lower. Its variance is at most
+    p (1 - p) / min(m, n), that of a rate of min(m, n) trials, whatever the two distributions are (van Dantzig 1951).
+    The interval is Wilson's for such a rate. It is wide: three runs that are all lower give 0.44 to 1.
 
     >>> round(probability_of_improvement([1.0, 2.0, 3.0], [3.0, 4.0, 5.0]).estimate, 3)
     0.944
@@ -93,7 +139,7 @@ def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: fl
     below = np.less.outer(a, b) + 0.5 * np.equal.outer(a, b)
     share, runs = float(below.mean()), min(len(a), len(b))
     if runs < 2 or np.ptp(np.concatenate([a, b])) == 0:
-        return _without_interval(share, level, runs)
+        return RunEstimate(share, None, None, _checked(level), runs)
     z2 = float(special.ndtri((1 + _checked(level)) / 2)) ** 2
     centre = (share + z2 / (2 * runs)) / (1 + z2 / runs)
     reach = math.sqrt(z2 * share * (1 - share) / runs + (z2 / (2 * runs)) ** 2) / (1 + z2 / runs)
@@ -101,49 +147,43 @@ def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: fl
 
 
 def cost_per_distance(costs: ArrayLike, distances: ArrayLike, *, level: float = LEVEL) -> RunEstimate:
-    """The sum of the runs' costs over the sum of their distances, with Fieller's interval.
+    """The sum of the runs' costs over the sum of their distances, with the jackknife's t interval on the log scale.
 
-    Both have one total per run, or one mean per run if all runs have equally many episodes. Fieller's interval knows
-    that the distance varies too. It is unbounded if the runs do not tell their mean distance from 0; such a ratio has no
-    interval.
+    Both have one total per run. The jackknife computes the ratio without each run in turn, so it allows for distances
+    that vary as well as costs, and for cost that grows with distance.
 
-    >>> cost_per_distance([10.0, 20.0], [100.0, 100.0]).estimate
+    >>> cost_per_distance([10.0, 20.0, 30.0], [100.0, 100.0, 200.0]).estimate
     0.15
     """
     c, d = finite_vector(costs, "costs per run"), finite_vector(distances, "distances per run")
     if len(c) != len(d):
         raise InputError(f"cost per distance: {len(c)} costs and {len(d)} distances; each run needs both")
+    if c.min() < 0:
+        raise InputError(f"cost per distance: a run's cost is {c.min():g}; expected no negative costs")
     if d.sum() <= 0:
         raise InputError(f"cost per distance: the distances sum to {d.sum():g}; expected more than 0")
-    ratio = float(c.sum() / d.sum())
-    if not _standard_error(c - ratio * d, c):
-        return _without_interval(ratio, level, len(c))
-    t2 = _t_quantile(level, len(c)) ** 2 / len(c)
-    covariance = np.cov(c, d)
-    # The ratios r for which the mean of c - r d is not told from 0: quadratic - 2 linear r + constant <= 0.
-    quadratic = float(d.mean() ** 2 - t2 * covariance[1, 1])
-    linear = float(c.mean() * d.mean() - t2 * covariance[0, 1])
-    constant = float(c.mean() ** 2 - t2 * covariance[0, 0])
-    if quadratic <= 0:
-        return _without_interval(ratio, level, len(c))
-    root = math.sqrt(max(0.0, linear**2 - quadratic * constant))
-    low = (linear - root) / quadratic
-    return RunEstimate(ratio, max(0.0, low), (linear + root) / quadratic, level, len(c))
+    ratio, runs = float(c.sum() / d.sum()), len(c)
+    others = d.sum() - d
+    if runs < 2 or others.min() <= 0 or np.ptp(c - ratio * d) <= _ROUNDING * c.max():
+        return _estimate(ratio, 0.0, runs, level, "log")
+    without = (c.sum() - c) / others
+    error = (runs - 1) / math.sqrt(runs) * float(without.std(ddof=1))
+    return _estimate(ratio, error, runs, level, "log")
 
 
-def _without_interval(estimate: float, level: float, runs: int) -> RunEstimate:
-    return RunEstimate(estimate, None, None, _checked(level), runs)
-
-
-def _standard_error(vector: Float64, scale: Float64) -> float:
-    """Of the mean; 0 for one value, and for values whose differences are rounding errors of numbers like `scale`."""
-    if len(vector) < 2 or np.ptp(vector) <= 1e-12 * np.abs(scale).max():
-        return 0.0
-    return float(vector.std(ddof=1)) / math.sqrt(len(vector))
-
-
-def _t_quantile(level: float, runs: int) -> float:
-    return float(special.stdtrit(runs - 1, (1 + _checked(level)) / 2))
+def _estimate(value: float, error: float, runs: int, level: float, scale: Scale) -> RunEstimate:
+    """A value with its t interval; without one if its standard error is 0, or if it would say nothing."""
+    place = (1 + _checked(level)) / 2
+    none = RunEstimate(value, None, None, level, runs)
+    if not error or runs < (LEAST if scale == "log" else 2):
+        return none
+    reach = float(special.stdtrit(runs - 1, place)) * error
+    if scale == "plain":
+        return RunEstimate(value, value - reach, value + reach, level, runs)
+    if reach > math.log(_WIDEST) * value:
+        return none
+    factor = math.exp(reach / value)
+    return RunEstimate(value, value / factor, value * factor, level, runs)
 
 
 def _checked(level: float) -> float:

@@ -1,9 +1,9 @@
-"""Metrics: does the return contain the bonus, and does low cost only mean a short distance or a passive policy?"""
+"""Metrics: does the return contain the bonus, does low cost only mean a short distance, and is it within the budget?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import polars as pl
@@ -11,10 +11,20 @@ from scipy import stats
 
 from vlmsafe.analysis.returns import cost_correlations, passive_episodes
 from vlmsafe.analysis.tables import floats, stacked
-from vlmsafe.audit.findings import Finding, Unchecked, about_arm, about_comparison, about_environment, finding, listed
+from vlmsafe.analysis.tails import RunEstimate, distance_of, over_runs
+from vlmsafe.audit.findings import (
+    Finding,
+    Unchecked,
+    about_arm,
+    about_comparison,
+    about_environment,
+    counted,
+    finding,
+    listed,
+)
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Comparison, Outcome
-from vlmsafe.comparison.outcomes import against, values_of
+from vlmsafe.comparison.outcomes import against, run_outcome, shared_protocols, source_of, values_of
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
 STRONG = 0.8
@@ -27,8 +37,12 @@ PASSIVE_RUN = 0.8
 """The same of a single run."""
 CLEARLY = 0.8
 """Share of another arm's mean cost up to which a cost over the budget still counts as low."""
+FURTHER = 1.5
+"""How many times as far one arm may get as another before their costs no longer compare."""
 _BONUS_WINDOW = 10
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
+_PROGRESS = ("net_progress", "route_completion", "distance", "path")
+"""What an arm achieved, the task's own measure first: who takes a shorter way to the same end gets as far."""
 
 
 def shaped_return(comparison: Comparison) -> Iterator[Finding]:
@@ -133,7 +147,8 @@ def cost_tracks_distance(env: str, arms: Sequence[ArmRecord]) -> Iterator[Findin
         columns = [name for name in (*_DISTANCES, "length") if name in episodes.columns]
         if not set(columns) & set(_DISTANCES):
             reason = "its evaluation has no path or progress"
-            yield Unchecked(("cost-tracks-distance",), (about_environment(env, arms, protocol),), reason)
+            codes = ("cost-tracks-distance", *(("progress-differs",) if len(arms) > 1 else ()))
+            yield Unchecked(codes, (about_environment(env, arms, protocol),), reason)
         if not columns:
             continue
         within = episodes.with_columns((pl.col(name) - pl.col(name).mean().over("arm")) for name in ("cost", *columns))
@@ -228,5 +243,126 @@ def passive_policy(env: str, arms: Sequence[ArmRecord], below: float | None) -> 
             )
 
 
+def _evaluation(comparison: Comparison) -> str | None:
+    """The evaluation that a comparison rests on; for one on training, an evaluation that all its runs have."""
+    source = source_of(comparison)
+    return source if source != "training" else next(iter(shared_protocols(comparison)), None)
+
+
+def over_budget(comparison: Comparison) -> Iterator[Finding]:
+    """A compared arm may cost more than its budget. Plain PPO ignores cost and cannot miss a budget."""
+    protocol = _evaluation(comparison)
+    if protocol is None:
+        return
+    for arm in (comparison.first, comparison.second):
+        known = [
+            (run, cost, run.config.budget)
+            for run in arm.runs
+            if run.config.learner.algorithm != "ppo"
+            and (cost := run_outcome(run, "cost", protocol)) is not None
+            and run.config.budget is not None
+        ]
+        if not known or (mean := float(np.mean([cost - budget for _, cost, budget in known]))) <= 0.0:
+            continue
+        bound = over_runs([cost - budget for _, cost, budget in known], level=0.9, scale="plain").low
+        beyond_chance = bound is not None and bound > 0.0
+        budgets = sorted({budget for _, _, budget in known})
+        allowed = f"{budgets[0]:g}" if len(budgets) == 1 else f"{budgets[0]:g} to {budgets[-1]:g}"
+        cost = float(np.mean([cost for _, cost, _ in known]))
+        above = sum(cost > budget for _, cost, budget in known)
+        yield finding(
+            "over-budget",
+            about_arm(arm, protocol, [run for run, _, _ in known]),
+            [
+                f"mean cost {cost:.4g}, budget {allowed}; {above} of {counted(len(known), 'run')} above it",
+                _bound_in_words(bound),
+            ],
+            {"cost": cost, "budgets": budgets, "excess": mean, "bound": bound},
+            severity=None if beyond_chance else Severity.NOTE,
+            metric="cost",
+        )
+
+
+def _bound_in_words(bound: float | None) -> str:
+    """How far from the budget the lower bound of the mean is."""
+    if bound is None:
+        return "a single run, or equal runs: there is no bound for chance"
+    if bound > 0.0:
+        return f"the one-sided 95 % bound of the mean over runs is {bound:.3g} above the budget"
+    return f"the one-sided 95 % bound of the mean over runs is {-bound:.3g} below the budget: it may be chance"
+
+
+def progress_differs(compared: Iterable[Comparison], passive: Iterable[Finding | Unchecked]) -> Iterator[Finding]:
+    """The arm that costs less may have got less far. `passive` has the findings that say why already."""
+    idle = {(one.subject.environment, one.subject.protocol, *one.subject.arms) for one in passive if _is_finding(one)}
+    for comparison in compared:
+        protocol = _evaluation(comparison)
+        if protocol is None or comparison.claim.outcome in ("env_return", "shaped_return"):
+            continue
+        arms = comparison.first, comparison.second
+        tables = [[run.evaluations[protocol] for run in arm.runs if protocol in run.evaluations] for arm in arms]
+        both = [table for side in tables for table in side if "cost" in table.columns]
+        column = next((name for name in _PROGRESS if all(_is_known(table, name) for table in both)), None)
+        if column is None or not all(tables) or len(both) < sum(map(len, tables)):
+            continue
+        far = [over_runs([float(np.mean(floats(t, column))) for t in side], scale="plain") for side in tables]
+        costs = [float(np.mean([np.mean(floats(table, "cost")) for table in side])) for side in tables]
+        ahead = int(far[1].estimate > far[0].estimate)
+        if not _much_further(far[ahead], far[1 - ahead]) or not costs[ahead] >= costs[1 - ahead]:
+            continue
+        if (comparison.env, protocol, arms[1 - ahead].name) in idle:
+            continue
+        yield finding(
+            "progress-differs",
+            about_comparison(
+                comparison, protocol, [run for arm in arms for run in arm.runs if protocol in run.evaluations]
+            ),
+            [
+                f"{column.replace('_', ' ')} {against([one.estimate for one in far])}, with 95 % intervals "
+                + " and ".join("{:.4g} to {:.4g}".format(*_ends(one)) for one in far),
+                f"cost {against(costs)}: '{arms[1 - ahead].name}' does not cost more, but gets less far",
+                *_per_distance(tables),
+            ],
+            {
+                "progress": {column: [one.estimate for one in far]},
+                "cost": costs,
+                "intervals": [_ends(one) for one in far],
+            },
+            metric="cost",
+        )
+
+
+def _is_finding(one: Finding | Unchecked) -> TypeGuard[Finding]:
+    return isinstance(one, Finding)
+
+
+def _is_known(table: pl.DataFrame, column: str) -> bool:
+    return column in table.columns and bool(np.isfinite(floats(table, column)).all())
+
+
+def _much_further(ahead: RunEstimate, behind: RunEstimate) -> bool:
+    """Whether an arm gets clearly further than another, by its mean and beyond chance."""
+    if min(ahead.runs, behind.runs) < 2 or ahead.estimate < FURTHER * behind.estimate or ahead.estimate <= 0.0:
+        return False
+    return _ends(ahead)[0] > _ends(behind)[1]
+
+
+def _ends(one: RunEstimate) -> tuple[float, float]:
+    """The ends of an interval; of runs that are all equal, their value."""
+    return (one.estimate, one.estimate) if one.low is None or one.high is None else (one.low, one.high)
+
+
+def _per_distance(tables: Sequence[Sequence[pl.DataFrame]]) -> Iterator[str]:
+    """Both arms' cost per distance in words."""
+    distance = distance_of([table for side in tables for table in side])
+    if distance is None:
+        return
+    ratios = []
+    for side in tables:
+        costs, ways = ([float(floats(table, name).sum()) for table in side] for name in ("cost", distance.column))
+        ratios.append(distance.size * sum(costs) / sum(ways))
+    yield f"cost per {distance.unit}: {against(ratios)}"
+
+
 ARM_CHECKS = (shaped_return_evaluated,)
-COMPARISON_CHECKS = (shaped_return,)
+COMPARISON_CHECKS = (shaped_return, over_budget)
