@@ -143,7 +143,8 @@ def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: fl
     z2 = float(special.ndtri((1 + _checked(level)) / 2)) ** 2
     centre = (share + z2 / (2 * runs)) / (1 + z2 / runs)
     reach = math.sqrt(z2 * share * (1 - share) / runs + (z2 / (2 * runs)) ** 2) / (1 + z2 / runs)
-    return RunEstimate(share, max(0.0, centre - reach), min(1.0, centre + reach), level, runs)
+    low, high = max(0.0, centre - reach), min(1.0, centre + reach)
+    return RunEstimate(share, min(share, low), max(share, high), level, runs)  # rounding may leave 1 out
 
 
 def cost_per_distance(costs: ArrayLike, distances: ArrayLike, *, level: float = LEVEL) -> RunEstimate:
