@@ -31,6 +31,7 @@ from scipy import special
 from vlmsafe.analysis.tails import RunEstimate, cost_per_distance, cvar, over_runs, probability_of_improvement, quantile
 
 Array = NDArray[np.float64]
+Places = NDArray[np.int64]
 Ends = tuple[float | None, float | None]
 
 SIZES = (3, 5, 10)
@@ -117,19 +118,19 @@ def brunner_munzel(a: Array, b: Array) -> Ends:
     return float(below.mean() - reach), float(below.mean() + reach)
 
 
-def of_values(values: Array, draw: Array) -> Iterator[Ends]:
+def of_values(values: Array, draw: Places) -> Iterator[Ends]:
     yield ours(over_runs(values))
     yield ours(over_runs(values, scale="plain"))
     yield percentile(values[draw].mean(axis=1))
 
 
-def of_ratio(costs: Array, distances: Array, draw: Array) -> Iterator[Ends]:
+def of_ratio(costs: Array, distances: Array, draw: Places) -> Iterator[Ends]:
     yield ours(cost_per_distance(costs, distances))
     yield fieller(costs, distances)
     yield percentile(costs[draw].sum(axis=1) / distances[draw].sum(axis=1))
 
 
-def of_improvement(first: Array, second: Array, draw: Array, other: Array) -> Iterator[Ends]:
+def of_improvement(first: Array, second: Array, draw: Places, other: Places) -> Iterator[Ends]:
     yield ours(probability_of_improvement(first, second))
     yield brunner_munzel(first, second)
     below = pairs_below(first, second)
@@ -168,10 +169,10 @@ def main() -> None:
     rng, count = np.random.default_rng(options.seed), options.simulations
     dear, cheap = ({shape: runs(shape, level, rng) for shape in SHAPES} for level in (25.0, 12.0))
 
-    def chosen(n: int) -> Array:
+    def chosen(n: int) -> Places:
         return rng.integers(0, POOL, n)
 
-    def resampled(n: int) -> Array:
+    def resampled(n: int) -> Places:
         return rng.integers(0, n, (RESAMPLES, n))
 
     print("| 95 % interval of | runs | this package | another t interval | percentile bootstrap |")
