@@ -18,7 +18,7 @@ from vlmsafe.audit.findings import (
     finding,
 )
 from vlmsafe.audit.kinds import KINDS, Severity
-from vlmsafe.comparison.claims import comparisons
+from vlmsafe.comparison.comparisons import comparisons
 from vlmsafe.runs.arms import open_arms
 from vlmsafe.runs.records import read_arms
 

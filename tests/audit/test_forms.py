@@ -17,8 +17,10 @@ from designs.planting import BASELINE, FIRST
 from vlmsafe.analysis.anticipation import anticipation
 from vlmsafe.audit import audit
 from vlmsafe.audit.checks.signal import TracedScore, constant_score, no_lead_time
-from vlmsafe.comparison.claims import Claim, Claims, comparisons, load_claims
-from vlmsafe.comparison.outcomes import judge
+from vlmsafe.comparison.claims import Claim, Claims, count_tests
+from vlmsafe.comparison.comparisons import comparisons
+from vlmsafe.comparison.decisions import judge_all
+from vlmsafe.comparison.judging import judge
 from vlmsafe.comparison.settings import differences, factors_of, infer_about, unnamed
 from vlmsafe.config.methods import method_defaults
 from vlmsafe.config.yaml import flatten, to_dict, to_yaml
@@ -115,9 +117,8 @@ def test_a_correction_makes_more_seeds_necessary(design):
     path.write_text("comparisons:\n" + entry * 4)
     assert audit([design], resamples=100).codes() == set()
     path.write_text("correction: bonferroni\ncomparisons:\n" + entry * 12)
-    compared = comparisons(read_arms(open_arms([design])[0]), load_claims(path))
-    assert compared[0].claim.alpha == pytest.approx(0.02 / len(compared))
-    assert audit([design], resamples=100).codes() == {"too-few-seeds"}
+    (found,) = audit([design], resamples=100).findings
+    assert (found.code, found.data["alpha"]) == ("too-few-seeds", pytest.approx(0.02 / 12))
 
 
 @pytest.mark.parametrize("layout", ["{arm}/{seed}", "{arm}/Seed={seed}", "seed-{seed}/{arm}", "{arm}_seed{seed}"])
@@ -218,7 +219,7 @@ def _worse_but_for_the_last(rows):
     return [{**row, "episode_cost": row["episode_cost"] + 30.0} for row in rows[:-1]] + rows[-1:]
 
 
-@pytest.mark.parametrize("test", ["permutation", "sign-flip", "welch", "paired-t", "bootstrap"])
+@pytest.mark.parametrize("test", ["permutation", "sign-flip", "welch", "paired-t"])
 def test_a_test_decides_on_arms_that_lie_apart_and_not_on_arms_that_do_not(test):
     stated = Claim("a", "b", test=test)
     low = {seed: 10.0 + 0.1 * (seed % 3) for seed in range(8)}
@@ -239,17 +240,20 @@ def test_a_paired_test_takes_the_seeds_that_both_arms_have():
     assert judge(claim, first, {3: 7.0, 8: 1.0}) is None
 
 
-def test_two_runs_have_no_interval_to_decide_by():
+def test_a_percentile_interval_describes_and_decides_nothing():
     claim = Claim("a", "b", test="bootstrap")
     assert judge(claim, {1: 0.0, 2: 0.0}, {1: 1.0, 2: 1.0}) is None
-    assert judge(claim, {1: 0.0, 2: 0.1, 3: 0.2}, {1: 1.0, 2: 1.1, 3: 1.2}).word == "lower"
+    found = judge(claim, {1: 0.0, 2: 0.1, 3: 0.2}, {1: 1.0, 2: 1.1, 3: 1.2})
+    assert (found.word, found.text) == ("undecided", "percentile interval -1.13 to -0.867")
 
 
 def test_a_claim_about_several_environments_is_corrected_for_a_test_on_each(design):
     arms = read_arms(open_arms([design])[0])
     elsewhere = {("another", name): dataclasses.replace(arm, env="another") for (_, name), arm in arms.items()}
-    claim = Claim(FIRST, BASELINE, alpha=0.04)
-    assert [one.claim.alpha for one in comparisons(arms | elsewhere, Claims((claim,), "bonferroni"))] == [0.02, 0.02]
+    claims = Claims((Claim(FIRST, BASELINE, alpha=0.04),), "bonferroni")
+    assert count_tests(claims, arms | elsewhere) == 2
+    judged, _ = judge_all(comparisons(arms | elsewhere, claims), "bonferroni", 2)
+    assert [one.decision.level for one in judged] == [0.02, 0.02]
 
 
 def test_a_study_is_audited_before_all_its_arms_have_runs(design):

@@ -38,6 +38,34 @@ def test_claims_are_read_with_their_defaults(tmp_path):
         ("comparisons:\n- {first: a, second: b, outcme: cost}", "did you mean 'outcome'"),
         ("comparisons: []\ncorrection: some", "unknown correction 'some'"),
         ("{", "claims.yaml"),
+        ("comparisons:\n- {first: a, second: b, margin: 5 pp}", "a margin of 5 pp without a kind"),
+        (
+            "comparisons:\n- {first: a, second: b, kind: equivalence}",
+            "the margin is ''; .*needs one above 0 with its unit, such as '5 cost'",
+        ),
+        ("comparisons:\n- {first: a, second: b, kind: equivalence, margin: 5}", "the margin is '5'"),
+        ("comparisons:\n- {first: a, second: b, kind: equivalence, margin: 5 pp}", "the margin is '5 pp'"),
+        (
+            "comparisons:\n- {first: a, second: b, kind: non-inferiority, margin: 5 cost, sides: less}",
+            "a direction of its own; leave out 'sides: less'",
+        ),
+        (
+            "comparisons:\n- {first: a, second: b, kind: non-inferiority, margin: 5 cost, test: none}",
+            "needs a test, but the claim has 'test: none'",
+        ),
+        (
+            "comparisons:\n- {first: a, second: b, sides: less}\n- {first: b, second: a, sides: less}",
+            "contradict each other",
+        ),
+        ("comparisons:\n- {first: a, second: b, joint: one}", "the joint claim 'one' has one part"),
+        (
+            "comparisons:\n- {first: a, second: b, joint: x}\n- {first: a, second: b, joint: x, alpha: 0.01}",
+            "different levels",
+        ),
+        (
+            "comparisons:\n- {first: a, second: b, joint: x}\n- {first: a, second: b, joint: x, test: none}",
+            "has no test; every part needs one",
+        ),
     ],
 )
 def test_claims_that_cannot_be_meant_are_refused_with_the_reason(tmp_path, text, message):

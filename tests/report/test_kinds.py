@@ -16,7 +16,7 @@ def test_every_kind_is_made_by_a_function_of_its_own(package, kinds):
 
 
 def test_only_usual_tables_stand_before_the_figures():
-    assert [name for name, kind in TABLES.items() if kind.first] == ["comparisons", "summary", "training"]
+    assert [name for name, kind in TABLES.items() if kind.first] == ["comparisons", "contrasts", "summary", "training"]
     assert all(kind.usual for kind in TABLES.values() if kind.first)
 
 

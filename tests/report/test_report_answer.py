@@ -5,9 +5,10 @@ from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, 
 
 from vlmsafe.audit.findings import EVERYTHING, Audit, Subject, finding
 from vlmsafe.comparison.claims import Claim, Claims
-from vlmsafe.report.answer import answer_lines, audit_line, describe_arms, headline, results, sentence
+from vlmsafe.report.answer import answer_lines, audit_line, describe_arms, headline, sentence
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.request import StudyInfo
+from vlmsafe.report.results import results
 
 ENV = "metadrive-easy"
 
@@ -33,7 +34,8 @@ def test_a_decided_comparison_names_both_rates_the_interval_and_the_p(tmp_path):
         "catastrophe rate 10.0 % with 'vlm-ppo-lag-conf' and 52.5 % with 'ppo-lag' (4 runs each, evaluation held-out)"
         in text
     )
-    assert "difference \N{MINUS SIGN}42.5 pp, 95 % interval \N{MINUS SIGN}" in text
+    # A one-sided claim at 5 % has a 90 % interval, which excludes zero exactly where the test is significant.
+    assert "difference \N{MINUS SIGN}42.5 pp, 90 % interval \N{MINUS SIGN}" in text
     assert text.endswith(
         f"The difference is significant: '{SIGNAL}' is lower (exact permutation test, one-sided, lower, p = 1/70)."
     )
@@ -114,18 +116,59 @@ def test_a_correction_that_is_claimed_is_applied(tmp_path, correction, alphas, d
     assert all(("correction for 2 tests" in sentence(one)) == (correction != "none") for one in found)
 
 
-def test_an_interval_is_widened_by_a_correction(tmp_path):
-    pair(tmp_path, [4, 5, 6, 5], [5, 7, 8, 7])
-    common = {"outcome": "catastrophe", "source": "held-out", "test": "bootstrap"}
-    widths, decided = [], []
-    for correction in ("none", "bonferroni"):
-        claims = Claims(tuple(Claim(SIGNAL, PLAIN, alpha=alpha, **common) for alpha in (0.05, 0.04, 0.03)), correction)
-        one = results(read_dataset([tmp_path], StudyInfo("study", claims=claims)))[0]
-        widths.append(one.interval.high - one.interval.low)
-        decided.append(one.decided)
-        assert one.interval.level == pytest.approx(0.95 if correction == "none" else 1 - 0.05 / 3)
-    assert widths[1] > widths[0]
-    assert decided[0] == -1
+def test_a_percentile_interval_is_shown_as_published_and_decides_nothing(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [0, 1, 0, 1], [15, 17, 18, 17]), test="bootstrap")
+    assert one.interval.method == "percentile bootstrap"
+    assert one.interval.excludes_zero
+    assert (one.decided, one.decision) == (0, None)
+    assert "95 % percentile interval" in sentence(one)
+    assert sentence(one).endswith("It is too narrow for few runs, so it decides nothing.")
+    assert "not tested on metadrive-easy" in headline([one])
+
+
+def test_three_runs_each_get_a_t_interval_because_their_test_bounds_nothing(tmp_path):
+    _, (one,) = worked_out(pair(tmp_path, [1, 2, 3], [9, 10, 11]))
+    assert one.interval.method == "t"
+    assert "95 % t interval" in sentence(one)
+
+
+def test_tests_whose_runs_are_not_there_yet_are_corrected_for(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])  # p = 1/70, below 0.05 and above a fourth of it
+    common = {"outcome": "catastrophe", "source": "held-out", "sides": "less"}
+    missing = [Claim(SIGNAL, f"later-{number}", **common) for number in range(3)]
+    claims = Claims((Claim(SIGNAL, PLAIN, **common), *missing), "holm")
+    dataset = read_dataset([tmp_path], StudyInfo("study", claims=claims))
+    (one,) = results(dataset)
+    assert (dataset.tests, one.level, one.decided) == (1, 0.05, -1)  # arms that no study plans are not counted
+    planned = [tmp_path / ENV / arm / "seed-1" for arm in (SIGNAL, PLAIN, "later-0", "later-1", "later-2")]
+    dataset = read_dataset([tmp_path], StudyInfo("study", claims=claims, studies={tmp_path / "none": planned}))
+    assert dataset.tests == 4
+
+
+def test_the_audit_and_the_answer_judge_at_the_same_level(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2, 1], [9, 10, 11, 12, 9])
+    common = {"outcome": "catastrophe", "source": "held-out", "test": "sign-flip"}
+    claims = Claims(tuple(Claim(SIGNAL, PLAIN, **common) for _ in range(3)), "holm")
+    dataset = read_dataset([tmp_path], StudyInfo("study", claims=claims))
+    levels = {one.level for one in results(dataset)}
+    found = [one.data["alpha"] for one in dataset.audit.findings if one.code == "too-few-seeds"]
+    assert found
+    assert set(found) <= levels
+
+
+def test_a_joint_claim_holds_where_all_its_parts_do(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2, 1], [9, 10, 11, 12, 9])
+    safer = Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", sides="less", joint="safer, no worse")
+    for kind, holds in (("non-inferiority", True), ("equivalence", False)):
+        no_worse = Claim(
+            SIGNAL, PLAIN, source="held-out", kind=kind, margin="1 cost", test="welch", joint="safer, no worse"
+        )  # fmt: skip
+        found = results(read_dataset([tmp_path], StudyInfo("study", claims=Claims((safer, no_worse)))))
+        assert [one.decision.joint_holds for one in found] == [holds, holds]
+        assert [bool(one.decided) for one in found] == [holds, holds]
+        assert f"Part of the joint claim 'safer, no worse', which {'holds' if holds else 'is not shown'}" in sentence(
+            found[0]
+        )
 
 
 def test_a_claim_without_a_test_is_none_of_those_corrected_for(tmp_path):
@@ -210,5 +253,5 @@ def test_a_paired_claim_is_described_by_the_seeds_that_it_tests(tmp_path, test):
     text = sentence(one)
     assert f"32.5 % with '{SIGNAL}' and 43.8 % with '{PLAIN}' (4 matched seeds, evaluation held-out)" in text
     assert one.interval.estimate == pytest.approx(-0.1125)
-    assert one.interval.high <= -0.10 + 1e-9  # the seeds' differences lie between -0.15 and -0.10
+    assert one.interval.high < -0.05  # the seeds' differences lie between -0.15 and -0.10, the arms overlap
     assert one.verdict.first - one.verdict.second == pytest.approx(one.interval.estimate)

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study, write_trace
+from scipy import stats
 
 from vlmsafe.report.build import build_chart, build_table
 from vlmsafe.report.dataset import read_dataset
@@ -50,7 +51,8 @@ def test_the_summary_is_the_mean_over_runs_with_its_deviation_and_interval(study
     rates = np.array([40.0, 45.0, 50.0, 55.0])
     assert cell.value == pytest.approx(rates.mean())
     assert cell.std == pytest.approx(rates.std())
-    assert 40.0 <= cell.low < cell.value < cell.high <= 55.0
+    width = stats.t.ppf(0.975, 3) * rates.std(ddof=1) / 2
+    assert (cell.low, cell.high) == pytest.approx((47.5 - width, 47.5 + width))
 
 
 def test_an_interval_needs_three_runs(tmp_path):

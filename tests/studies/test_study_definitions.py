@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vlmsafe.comparison.outcomes import smallest_p
+from vlmsafe.comparison.judging import smallest_p
 from vlmsafe.comparison.settings import differences, unnamed
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.paper.published import labels as published_labels

@@ -9,15 +9,10 @@ from pathlib import Path
 from vlmsafe.audit.checks import code, design, evaluations, metrics, runs, signal, verdicts
 from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding
 from vlmsafe.audit.kinds import KINDS
-from vlmsafe.comparison.claims import (
-    CLAIMS_FILE,
-    Claims,
-    Comparison,
-    claims_with_runs,
-    comparisons,
-    find_claims,
-    load_claims,
-)
+from vlmsafe.comparison.claims import CLAIMS_FILE, Claims, count_tests, find_claims, load_claims
+from vlmsafe.comparison.comparisons import Comparison, claims_with_runs, comparisons, planned_cells
+from vlmsafe.comparison.contrasts import judge_contrast
+from vlmsafe.comparison.decisions import judge_all
 from vlmsafe.comparison.outcomes import summarise_arm
 from vlmsafe.errors import InputError
 from vlmsafe.runs.arms import of_studies, open_arms
@@ -36,6 +31,7 @@ def audit(
     resamples: int = RESAMPLES,
     studies: Mapping[Path, Sequence[Path]] | None = None,
     notes: Sequence[str] = (),
+    tests: int | None = None,
 ) -> Audit:
     """Find out what a comparison of runs can and cannot show.
 
@@ -44,7 +40,8 @@ def audit(
     `claims` says what is compared. Without it a `claims.yaml` in one of the folders does. Without that, arms are
     compared as `comparison.claims.comparisons` chooses, each with `baseline` where one is named. `passive_below` is the
     return below which an episode without cost counts as passive. `studies` has the runs of studies by their folders, as
-    in `of_studies`, and `notes` has what to say about studies that could not be read.
+    in `of_studies`, and `notes` has what to say about studies that could not be read. `tests` is the number of claimed
+    tests, if `claims` are only those that have runs.
     """
     if passive_below is not None and not math.isfinite(passive_below):
         raise InputError(f"passive_below is {passive_below}; expected a finite return")
@@ -64,10 +61,16 @@ def audit(
         claims = find_claims(paths)
     arms = read_arms(sources)
     unfinished: list[str] = []
+    if tests is None:
+        tests = count_tests(claims, planned_cells(studies or {}, arms)) if claims is not None else 0
     if claims is not None and any((Path(path) / STUDY_FILE).is_file() for path in paths):
         claims, unfinished = claims_with_runs(claims, arms)  # a study checks its claims against its own arms
     compared = comparisons(arms, claims, baseline=baseline)
-    reported = list(_check(list(arms.values()), compared, claims, passive_below, resamples))
+    if claims is not None:
+        contrasts = [judge_contrast(one, arms).tested for one in claims.contrasts]
+        judged, _ = judge_all(compared, claims.correction, tests, contrasts)
+        compared = [one.at_its_level for one in judged]
+    reported = list(_check(list(arms.values()), compared, claims, tests, passive_below, resamples))
     reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]
     reported += [Unchecked(("every check",), (EVERYTHING,), line) for line in (*left_out, *notes)]
     reported += [
@@ -89,6 +92,7 @@ def _check(
     arms: Sequence[ArmRecord],
     compared: Sequence[Comparison],
     claims: Claims | None,
+    tests: int,
     passive_below: float | None,
     resamples: int,
 ) -> Iterator[Finding | Unchecked]:
@@ -103,7 +107,7 @@ def _check(
         for module in (design, code, evaluations, metrics, verdicts):
             for of_comparison in module.COMPARISON_CHECKS:
                 yield from of_comparison(comparison)
-    yield from verdicts.many_tests(claims, compared)
+    yield from verdicts.many_tests(claims, tests)
     yield from verdicts.baseline_dependent(compared)
     yield from verdicts.replication_noise(compared, arms)
     passive: list[Finding | Unchecked] = []

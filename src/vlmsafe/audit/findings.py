@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from vlmsafe.audit.kinds import KINDS, FindingKind, Severity
-from vlmsafe.comparison.claims import Comparison
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.errors import EXIT_ERRORS, EXIT_WARNINGS
 from vlmsafe.runs.records import ArmRecord, RunRecord
 

@@ -1,32 +1,44 @@
 """Claims: which arms are compared, about what, on which outcome and by which test.
 
-A study states its claims in `claims.yaml`. Without it `comparisons` chooses: arms with a signal against arms without
-one, otherwise all arms with each other, or all arms with a given baseline.
+A study states its claims in `claims.yaml`; `comparisons` finds the arms that they are about.
+
+A claim is of a difference, or that the first arm is not worse by a margin (non-inferiority), or that both are the same
+within a margin (equivalence). Claims with the same `joint` name are one claim, which holds where all of them do.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from vlmsafe.comparison.settings import differences, factors_of, named_pattern
+from vlmsafe.comparison.settings import named_pattern
 from vlmsafe.config.yaml import from_dict, read_yaml
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.runs.records import ArmRecord
 
-Outcome = Literal["cost", "violation", "catastrophe", "env_return", "shaped_return"]
+Outcome = Literal["cost", "violation", "catastrophe", "env_return", "shaped_return", "arrived", "arrived_without_cost"]
+Kind = Literal["difference", "non-inferiority", "equivalence"]
 Test = Literal["permutation", "sign-flip", "welch", "paired-t", "bootstrap", "none"]
 Sides = Literal["less", "greater", "two-sided"]
 Window = Literal["final", "last-5", "last-10"]
+Correction = Literal["none", "bonferroni", "holm"]
 
 ALPHA = 0.05
 CLAIMS_FILE = "claims.yaml"
+ENTRIES = ("comparisons", "correction", "contrasts")
+"""Of a claims file."""
 WINDOWS: dict[Window, int] = {"final": 1, "last-5": 5, "last-10": 10}
-_ALL_PAIRS = 4  # up to this many arms, every pair is compared
+BETTER: dict[Outcome, int] = {
+    "cost": -1, "violation": -1, "catastrophe": -1, "env_return": 1, "shaped_return": 1, "arrived": 1,
+    "arrived_without_cost": 1,
+}  # fmt: skip
+"""-1 where lower is better, 1 where higher is."""
+RATES: tuple[Outcome, ...] = ("violation", "catastrophe", "arrived", "arrived_without_cost")
+"""Shares of episodes, from 0 to 1."""
+_MARGIN = re.compile(r"(\d+(?:\.\d+)?)\s*(pp|cost|return)")
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,12 @@ class Claim:
     test: Test = "permutation"
     sides: Sides = "two-sided"
     """The alternative: first less than second, greater, or different."""
+    kind: Kind = "difference"
+    """That the arms differ, that the first is not worse by the margin, or that they are the same within it."""
+    margin: str = ""
+    """With its unit, such as '5 pp' for rates, '2 cost' or '10 return'."""
+    joint: str = ""
+    """The name of a joint claim, which holds on an environment where all claims of that name do."""
     alpha: float = ALPHA
     stated: bool = True
     """False if nobody claimed it and `comparisons` chose it."""
@@ -54,14 +72,64 @@ class Claim:
     def __str__(self) -> str:
         return f"'{self.first}' against '{self.second}'"
 
+    @property
+    def tested(self) -> bool:
+        """Whether a test decides it. Percentile intervals describe only: with few runs they do not hold their level."""
+        return self.test not in ("bootstrap", "none")
+
+    @property
+    def margin_value(self) -> float:
+        """The margin in the outcome's own unit; 0 for a claim of a difference."""
+        if not self.margin:
+            return 0.0
+        found = _MARGIN.fullmatch(self.margin)
+        assert found is not None
+        return float(found[1]) / (100.0 if found[2] == "pp" else 1.0)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An arm on an environment."""
+
+    arm: str
+    env: str
+
+
+ContrastTest = Literal["welch", "paired-t", "sign-flip"]
+
+
+@dataclass(frozen=True)
+class ContrastClaim:
+    """A sum of arms' outcomes less a sum of others: an interaction is (a - b) - (c - d), so a and d less b and c."""
+
+    name: str
+    """What it asks, in a few words."""
+    plus: tuple[Cell, ...] = ()
+    minus: tuple[Cell, ...] = ()
+    divide: float = 1.0
+    """What the sum is divided by, such as 3 for a mean over three interactions."""
+    outcome: Outcome = "cost"
+    source: str = "training"
+    """'training' or a protocol."""
+    window: Window = "final"
+    test: ContrastTest = "welch"
+    """'welch' takes the arms as independent; 'paired-t' and 'sign-flip' take the seeds that all of them have."""
+    sides: Sides = "two-sided"
+    alpha: float = ALPHA
+
+    def __str__(self) -> str:
+        return f"'{self.name}'"
+
 
 @dataclass(frozen=True)
 class Claims:
     """All comparisons of a study."""
 
     comparisons: tuple[Claim, ...] = ()
-    correction: Literal["none", "bonferroni", "holm"] = "none"
+    correction: Correction = "none"
     """The correction for several tests."""
+    contrasts: tuple[ContrastClaim, ...] = ()
+    """Interactions: differences between differences."""
 
 
 def load_claims(path: Path) -> Claims:
@@ -80,149 +148,162 @@ def find_claims(folders: Sequence[Path | str]) -> Claims | None:
 
 
 def claims_of(document: Mapping[str, Any], source: str) -> Claims:
-    """The claims in a mapping with `comparisons` and perhaps `correction`; errors name `source`."""
+    """The claims in a mapping with `comparisons` and perhaps `correction`, `contrasts`; errors name `source`."""
     if "comparisons" not in document:
         raise InputError(f"{source}: expected a list under 'comparisons', each with 'first' and 'second'")
-    unknown = set(document) - {"comparisons", "correction"}
-    if unknown:
-        raise unknown_name(f"entry of {source}", sorted(unknown)[0], ["comparisons", "correction"])
-    entries = document["comparisons"]
-    if not isinstance(entries, Sequence) or isinstance(entries, str):
-        raise InputError(f"{source}: 'comparisons' is {entries!r}; expected a list")
+    if unknown := set(document) - set(ENTRIES):
+        raise unknown_name(f"entry of {source}", sorted(unknown)[0], ENTRIES)
+    for name in ("comparisons", "contrasts"):
+        if not isinstance(entries := document.get(name, []), Sequence) or isinstance(entries, str):
+            raise InputError(f"{source}: '{name}' is {entries!r}; expected a list")
     correction = document.get("correction", "none")
-    if correction not in ("none", "bonferroni", "holm"):
-        raise unknown_name("correction", str(correction), ["none", "bonferroni", "holm"])
-    return Claims(tuple(_claim(entry, f"{source}, comparison {i}") for i, entry in enumerate(entries, 1)), correction)
+    if correction not in get_args(Correction):
+        raise unknown_name("correction", str(correction), get_args(Correction))
+    found = Claims(
+        tuple(_claim(entry, f"{source}, comparison {i}") for i, entry in enumerate(document["comparisons"], 1)),
+        correction,
+        tuple(_contrast(entry, f"{source}, contrast {i}") for i, entry in enumerate(document.get("contrasts", []), 1)),
+    )
+    _refuse_contradictions(found.comparisons, source)
+    return found
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": get_args(Outcome), "test": get_args(Test), "sides": get_args(Sides), "window": get_args(Window),
+    "kind": get_args(Kind),
 }  # fmt: skip
 
 
 def _claim(entry: Any, source: str) -> Claim:
     if not isinstance(entry, Mapping) or not {"first", "second"} <= set(entry):
         raise InputError(f"{source}: expected 'first' and 'second', the names of two arms; got {entry!r}")
-    known = [field.name for field in dataclasses.fields(Claim) if field.name != "stated"]
-    for name, value in entry.items():
-        if name not in known:
-            raise InputError(f"{source}: {unknown_name('entry', str(name), known)}")
-        if name in _CHOICES and value not in _CHOICES[name]:
-            raise InputError(f"{source}: {unknown_name(name, str(value), _CHOICES[name])}")
+    _check_entries(entry, Claim, _CHOICES, source)
     if isinstance(entry.get("about"), str):
         entry = {**entry, "about": [entry["about"]]}
+    if isinstance(entry.get("margin"), int | float):
+        entry = {**entry, "margin": f"{entry['margin']}"}
     claim = from_dict(entry, Claim("", ""), source)
     if claim.first == claim.second:
         raise InputError(f"{source}: an arm cannot be compared with itself, '{claim.first}'")
-    if not 0.0 < claim.alpha < 1.0:
-        raise InputError(f"{source}: alpha is {claim.alpha}; it must lie between 0 and 1")
+    _check_level(claim.alpha, source)
+    _check_margin(claim, source)
     named_pattern(claim.about)  # raises an error if a comparison cannot be about this
     return claim
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A claim on one environment, with its arms."""
-
-    claim: Claim
-    first: ArmRecord
-    second: ArmRecord
-
-    @property
-    def env(self) -> str:
-        return self.first.env
+def _check_entries(entry: Mapping[str, Any], kind: type, choices: Mapping[str, Sequence[str]], source: str) -> None:
+    known = [field.name for field in dataclasses.fields(kind) if field.name != "stated"]
+    for name, value in entry.items():
+        if name not in known:
+            raise InputError(f"{source}: {unknown_name('entry', str(name), known)}")
+        if name in choices and value not in choices[name]:
+            raise InputError(f"{source}: {unknown_name(name, str(value), choices[name])}")
 
 
-def comparisons(
-    arms: Mapping[tuple[str, str], ArmRecord], claims: Claims | None, *, baseline: str | None = None
-) -> list[Comparison]:
-    """The claimed comparisons, or the chosen ones if there are no claims."""
-    if claims is not None and claims.comparisons:
-        if baseline is not None:
-            raise InputError("both claims and a baseline say what is compared; drop --baseline, or the claims")
-        return _corrected([found for claim in claims.comparisons for found in _resolve(claim, arms)], claims.correction)
-    found = []
-    for env in dict.fromkeys(env for env, _ in arms):
-        own = [arm for (place, _), arm in arms.items() if place == env]
-        found += [
-            Comparison(Claim(first.name, second.name, env, stated=False), first, second)
-            for first, second in _pairs(own, baseline)
-        ]
-    if baseline is not None and all(name != baseline for _, name in arms):
-        raise unknown_name("arm", baseline, dict.fromkeys(name for _, name in arms))
+def _check_level(alpha: float, source: str) -> None:
+    if not 0.0 < alpha < 1.0:
+        raise InputError(f"{source}: alpha is {alpha}; it must lie between 0 and 1")
+
+
+def _check_margin(claim: Claim, source: str) -> None:
+    """A margin has a unit that fits the outcome, and belongs to a claim that has a direction of its own."""
+    unit = "pp" if claim.outcome in RATES else "cost" if claim.outcome == "cost" else "return"
+    if claim.kind == "difference":
+        if claim.margin:
+            raise InputError(
+                f"{source}: a margin of {claim.margin} without a kind; add 'kind: non-inferiority' or 'kind: "
+                "equivalence'"
+            )
+        return
+    found = _MARGIN.fullmatch(claim.margin)
+    if found is None or found[2] != unit or float(found[1]) == 0.0:
+        raise InputError(
+            f"{source}: the margin is '{claim.margin}'; a claim of {claim.kind} on {claim.outcome} needs one above 0 "
+            f"with its unit, such as '5 {unit}'"
+        )
+    if claim.sides != "two-sided":
+        raise InputError(f"{source}: {claim.kind} has a direction of its own; leave out 'sides: {claim.sides}'")
+    if not claim.tested:
+        raise InputError(f"{source}: {claim.kind} needs a test, but the claim has 'test: {claim.test}'")
+
+
+def _refuse_contradictions(claims: Sequence[Claim], source: str) -> None:
+    """Refuse claims that cannot both be true, and joint claims that are not joint."""
+    towards: dict[tuple[str, ...], int] = {}
+    for claim in claims:
+        sign = {"less": -1, "greater": 1}.get(claim.sides, 0)
+        if not sign or not claim.tested:
+            continue
+        swapped = claim.first > claim.second
+        names = (claim.second, claim.first) if swapped else (claim.first, claim.second)
+        key = (*names, claim.env or "", claim.outcome, claim.source, claim.window)
+        sign = -sign if swapped else sign
+        if towards.setdefault(key, sign) != sign:
+            raise InputError(
+                f"{source}: two claims on {claim.outcome} of {claim} contradict each other; one of them says less, the "
+                "other greater. Claim one of them, or 'sides: two-sided'"
+            )
+    for name in dict.fromkeys(claim.joint for claim in claims if claim.joint):
+        own = [claim for claim in claims if claim.joint == name]
+        if len(own) < 2:
+            raise InputError(f"{source}: the joint claim '{name}' has one part; expected two or more, or no 'joint'")
+        if len({claim.alpha for claim in own}) > 1:
+            raise InputError(f"{source}: the parts of the joint claim '{name}' have different levels; give one alpha")
+        if any(not claim.tested for claim in own):
+            raise InputError(f"{source}: a part of the joint claim '{name}' has no test; every part needs one")
+
+
+def _spelled_out(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A contrast on one environment, given once, with the environment in every cell."""
+    found = dict(entry)
+    env = found.pop("env", None)
+    if env is not None:
+        for side in ("plus", "minus"):
+            if isinstance(found[side], Sequence):
+                found[side] = [{"arm": arm, "env": env} if isinstance(arm, str) else arm for arm in found[side]]
     return found
 
 
-def _corrected(found: list[Comparison], correction: str) -> list[Comparison]:
-    """The comparisons at the corrected level; for Holm's correction the strictest level, that of the first test."""
-    tests = sum(one.claim.test != "none" for one in found)
-    if correction == "none" or not tests:
-        return found
-    return [
-        dataclasses.replace(one, claim=dataclasses.replace(one.claim, alpha=one.claim.alpha / tests)) for one in found
-    ]
+_CONTRAST_CHOICES = {**_CHOICES, "test": get_args(ContrastTest)}
 
 
-def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], ArmRecord]) -> tuple[Claims, list[str]]:
-    """The claims that have runs of both arms, and a line about each claim that waits for runs of a study."""
-    kept, missing = [], []
-    for claim in claims.comparisons:
-        envs = [claim.env] if claim.env else list(dict.fromkeys(env for env, _ in arms))
-        if any({(env, claim.first), (env, claim.second)} <= set(arms) for env in envs):
-            kept.append(claim)
-        else:
-            where = f" on {claim.env}" if claim.env else ""
-            missing.append(f"no runs yet for the comparison {claim}{where}")
-    return dataclasses.replace(claims, comparisons=tuple(kept)), missing
+def _contrast(entry: Any, source: str) -> ContrastClaim:
+    if not isinstance(entry, Mapping) or not {"name", "plus", "minus"} <= set(entry):
+        raise InputError(f"{source}: expected 'name', 'plus' and 'minus', lists of {{arm, env}}; got {entry!r}")
+    entry = _spelled_out(entry)
+    _check_entries(entry, ContrastClaim, _CONTRAST_CHOICES, source)
+    for side in ("plus", "minus"):
+        cells = entry[side]
+        right = isinstance(cells, Sequence) and not isinstance(cells, str) and len(cells) > 0
+        if not right or any(not isinstance(cell, Mapping) or set(cell) != {"arm", "env"} for cell in cells):
+            raise InputError(
+                f"{source}: '{side}' is {cells!r}; expected a list of {{arm: ..., env: ...}}, or of arms with 'env' "
+                "beside it"
+            )
+    claim = from_dict(entry, ContrastClaim(""), source)
+    if len(claim.plus) != len(claim.minus):
+        raise InputError(
+            f"{source}: {len(claim.plus)} cells under 'plus' and {len(claim.minus)} under 'minus'; a contrast has as "
+            "many of both, so that it is 0 where nothing differs"
+        )
+    if len({*claim.plus, *claim.minus}) < len(claim.plus) + len(claim.minus):
+        raise InputError(f"{source}: an arm on an environment appears twice")
+    if claim.divide <= 0.0:
+        raise InputError(f"{source}: 'divide' is {claim.divide}; expected a number above 0")
+    _check_level(claim.alpha, source)
+    return claim
 
 
-def _resolve(claim: Claim, arms: Mapping[tuple[str, str], ArmRecord]) -> list[Comparison]:
-    names = list(dict.fromkeys(name for _, name in arms))
-    for name in (claim.first, claim.second):
-        if name not in names:
-            raise unknown_name("arm in the claims", name, names)
-    envs = [claim.env] if claim.env else list(dict.fromkeys(env for env, _ in arms))
-    found = [
-        Comparison(dataclasses.replace(claim, env=env), arms[env, claim.first], arms[env, claim.second])
-        for env in envs
-        if (env, claim.first) in arms and (env, claim.second) in arms
-    ]
-    if not found:
-        where = f"on {claim.env}" if claim.env else "on a shared environment"
-        raise InputError(f"the claims compare {claim}, but there are no runs of both {where}")
-    return found
+def count_tests(claims: Claims, planned: Collection[tuple[str, str]]) -> int:
+    """How many tests are claimed, whether or not their runs are there yet.
 
-
-def _pairs(arms: Sequence[ArmRecord], baseline: str | None) -> list[tuple[ArmRecord, ArmRecord]]:
-    if baseline is not None:
-        base = [arm for arm in arms if arm.name == baseline]
-        return [(arm, base[0]) for arm in arms if base and arm.name != baseline]
-    plain = [arm for arm in arms if not arm.has_signal]
-    signalled = [arm for arm in arms if arm.has_signal]
-    if plain and signalled:
-        pairs = []
-        for arm in signalled:
-            same = [other for other in plain if _algorithm(other) == _algorithm(arm)]
-            pairs += [(arm, other) for other in same or plain]
-        return pairs + _neighbours(signalled)
-    if len(arms) <= _ALL_PAIRS:
-        return [(b, a) for a, b in itertools.combinations(arms, 2)]
-    return _neighbours(arms)
-
-
-def _neighbours(arms: Sequence[ArmRecord]) -> list[tuple[ArmRecord, ArmRecord]]:
-    """Each arm with the earlier arm that it differs least from, as in a sweep or a chain of ablations."""
-    pairs = []
-    for place, arm in enumerate(arms[1:], 1):
-        others = [other for other in arms[:place] if _algorithm(other) == _algorithm(arm)]
-        if others:
-            pairs.append((arm, min(others, key=lambda other: _distance(arm, other))))
-    return pairs
-
-
-def _distance(one: ArmRecord, other: ArmRecord) -> int:
-    return factors_of(differences(one.first.settings, other.first.settings))
-
-
-def _algorithm(arm: ArmRecord) -> str:
-    return arm.first.config.learner.algorithm
+    `planned` are all cells (environment, arm) of the study. A claim about every environment is a test on each that has
+    both arms, and the parts of a joint claim are one test.
+    """
+    envs = list(dict.fromkeys(env for env, _ in planned))
+    tests = set()
+    for place, claim in enumerate(claims.comparisons):
+        if claim.tested:
+            own = [env for env in envs if {(env, claim.first), (env, claim.second)} <= set(planned)]
+            tests |= {(claim.joint or place, env) for env in ([claim.env] if claim.env else own)}
+    return len(tests) + len(claims.contrasts)

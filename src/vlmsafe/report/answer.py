@@ -2,191 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from vlmsafe.analysis.resampling import LEAST, LEVEL, Interval, bootstrap_mean_difference, bootstrap_paired_difference
-from vlmsafe.analysis.statistics import pair_by_seed
-from vlmsafe.audit.findings import Audit, Finding, counted
+from vlmsafe.analysis.intervals import Interval
+from vlmsafe.audit.findings import Audit, counted
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.comparison.claims import Claim, Comparison
-from vlmsafe.comparison.outcomes import (
-    PAIRED,
-    WORDS,
-    Values,
-    Verdict,
-    compared,
-    judge,
-    smallest_p,
-    source_of,
-    values_of,
-)
+from vlmsafe.comparison.claims import RATES
+from vlmsafe.comparison.judging import PAIRED
+from vlmsafe.comparison.outcomes import WORDS, values_of
 from vlmsafe.report.cells import compared_window
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import minus
-
-RATES = ("violation", "catastrophe")
-_TESTS = {
-    "permutation": "exact permutation test",
-    "sign-flip": "exact sign-flip test over matched seeds",
-    "welch": "Welch's t-test",
-    "paired-t": "paired t-test",
-    "bootstrap": "bootstrap interval over runs",
-    "none": "no test",
-}
-_SIDES = {"less": "one-sided, lower", "greater": "one-sided, higher", "two-sided": "two-sided"}
-
-
-@dataclass(frozen=True)
-class ComparisonResult:
-    """The result of one comparison on one environment."""
-
-    comparison: Comparison
-    source: str
-    first: Mapping[int | str, float]
-    """Each run's number, by its seed."""
-    second: Mapping[int | str, float]
-    verdict: Verdict | None
-    """None where there are too few runs for the test."""
-    interval: Interval | None
-    smallest: float | None
-    """The smallest p that this many runs can give."""
-    level: float
-    """p, or one minus the coverage of the interval, must be below it. It is the claimed level, corrected if claimed."""
-    strictest: float
-    """The level for the smallest p of all tests; with Holm's correction the first test has to meet it."""
-    decided: int
-    """-1 where the first arm is lower, 1 where it is higher, 0 where the test does not decide."""
-    correction: str
-    finding: Finding | None
-    """The audit's worst about this comparison."""
-
-    @property
-    def scale(self) -> float:
-        return 100.0 if self.comparison.claim.outcome in RATES else 1.0
-
-    @property
-    def word(self) -> str:
-        return WORDS[self.comparison.claim.outcome]
-
-    @property
-    def test(self) -> str:
-        claim = self.comparison.claim
-        if claim.test in ("bootstrap", "none"):
-            return _TESTS[claim.test]
-        return f"{_TESTS[claim.test]}, {_SIDES[claim.sides]}"
-
-    @property
-    def first_lower(self) -> tuple[int, int]:
-        """On how many of the matched seeds the first arm is lower."""
-        shared = [key for key in self.first if key in self.second]
-        return sum(self.first[key] < self.second[key] for key in shared), len(shared)
-
-
-def results(dataset: Dataset, chosen: Sequence[Comparison] | None = None) -> list[ComparisonResult]:
-    """The result of every comparison. If the claims name a correction, it counts all tests."""
-    found = [_result(one, dataset.audit) for one in dataset.compared]
-    corrected = _corrected(found, dataset.claims.correction if dataset.claims else "none")
-    return [one for one in corrected if chosen is None or any(one.comparison is other for other in chosen)]
-
-
-def _result(comparison: Comparison, audit: Audit) -> ComparisonResult:
-    claim, source = comparison.claim, source_of(comparison)
-    values = [values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)]
-    first, second = compared(claim, *values)  # means and intervals are those of what is tested
-    verdict = judge(claim, first, second) if claim.test != "none" else None
-    paired = len(set(first) & set(second))
-    return ComparisonResult(
-        comparison,
-        source,
-        first,
-        second,
-        verdict,
-        _interval(claim, first, second, claim.alpha),
-        smallest_p(claim, len(first), len(second), paired) if first and second else None,
-        claim.alpha,
-        claim.alpha,
-        verdict.decided if verdict is not None else 0,
-        "",
-        _worst_about(comparison, source, audit),
-    )
-
-
-def _interval(claim: Claim, first: Values, second: Values, alpha: float) -> Interval | None:
-    """The interval of the difference over runs, at the claim's level if it is the test, else at the usual one."""
-    if min(len(first), len(second)) < LEAST:
-        return None
-    level = 1.0 - alpha if claim.test == "bootstrap" else LEVEL
-    if claim.test in PAIRED:
-        pairs = pair_by_seed(list(first), list(first.values()), list(second), list(second.values()))
-        return bootstrap_paired_difference(pairs, level=level)
-    return bootstrap_mean_difference(list(first.values()), list(second.values()), level=level)
-
-
-def _worst_about(comparison: Comparison, source: str, audit: Audit) -> Finding | None:
-    """The audit's worst finding about a comparison or one of its arms; one about the comparison itself comes first.
-
-    Findings about an evaluation that the comparison does not use do not count.
-    """
-    pair = (comparison.claim.first, comparison.claim.second)
-    about, arms = [], []
-    for one in audit.findings:
-        subject = one.subject
-        if subject.environment != comparison.env or subject.protocol not in ("", source):
-            continue
-        if subject.scope == "comparison" and subject.arms == pair:
-            about.append(one)
-        elif subject.scope in ("arm", "run") and subject.arms[0] in pair:  # two equal runs count for the first's arm
-            arms.append(one)
-    return max([*about, *arms], key=lambda one: one.severity, default=None)
-
-
-def _corrected(found: Sequence[ComparisonResult], correction: str) -> list[ComparisonResult]:
-    """The results with levels that are corrected for the number of tests.
-
-    Bonferroni divides the claimed level by the number of tests. Holm does so for the smallest p, divides by one less
-    for each next p, and stops at the first that is not significant. Intervals have no p and get Bonferroni's level.
-    """
-    tested = [one for one in found if one.verdict is not None]
-    if correction == "none" or not tested:
-        return list(found)
-    many, still = len(tested), True
-    by_p = sorted((one for one in tested if _p(one) is not None), key=lambda one: _p(one) or 0.0)
-    name = {"bonferroni": "Bonferroni's", "holm": "Holm's"}[correction]
-    text = f"with {name} correction for {counted(many, 'test')}"
-    changed: dict[int, ComparisonResult] = {}
-    for one in tested:
-        claim = one.comparison.claim
-        if _p(one) is None:
-            level = claim.alpha / many
-            interval = _interval(claim, one.first, one.second, level)
-            decided = one.decided if interval is not None and interval.excludes_zero else 0
-            changed[id(one)] = replace(
-                one, interval=interval, level=level, strictest=level, decided=decided, correction=text
-            )
-    for place, one in enumerate(by_p):
-        left = many - place if correction == "holm" else many
-        level = one.comparison.claim.alpha / left
-        holds = (_p(one) or 0.0) < level
-        still = still and holds
-        kept = holds if correction == "bonferroni" else still
-        changed[id(one)] = replace(
-            one,
-            level=level,
-            strictest=one.comparison.claim.alpha / many,
-            decided=one.decided if kept else 0,
-            correction=text,
-        )
-    return [changed.get(id(one), one) for one in found]
-
-
-def _p(result: ComparisonResult) -> float | None:
-    return result.verdict.p if result.verdict is not None else None
-
-
-# -- in words -------------------------------------------------------------------------------------------------------
+from vlmsafe.report.results import ComparisonResult, ContrastResult, contrast_results, test_name
 
 
 def amount(value: float, outcome: str) -> str:
@@ -227,12 +57,14 @@ def sentence(result: ComparisonResult) -> str:
         f"{amount(means[1], claim.outcome)} with '{claim.second}' ({runs}, {_from(result)})"
     )
     if result.interval is not None:
-        ends = (signed(end, claim.outcome).removesuffix(" pp") for end in (result.interval.low, result.interval.high))
-        text += (
-            f"; difference {signed(result.interval.estimate, claim.outcome)}, "
-            f"{100 * result.interval.level:g} % interval {' to '.join(ends)}"
-        )
+        text += f"; difference {_interval(result.interval, claim.outcome)}"
     return f"{text}. {_decision(result)}"
+
+
+def _interval(interval: Interval, outcome: str) -> str:
+    ends = (signed(end, outcome).removesuffix(" pp") for end in (interval.low, interval.high))
+    method = {"t": "t interval", "percentile bootstrap": "percentile interval"}.get(interval.method, "interval")
+    return f"{signed(interval.estimate, outcome)}, {100 * interval.level:g} % {method} {' to '.join(ends)}"
 
 
 def _from(result: ComparisonResult) -> str:
@@ -246,17 +78,57 @@ def _decision(result: ComparisonResult) -> str:
     if claim.test == "none":
         return "No test is claimed, so this only describes these runs."
     if verdict is None:
-        return f"Not tested: the {_TESTS[claim.test]} needs more runs, or runs with matching seeds."
-    how = f"{result.test}{', ' + verdict.text if verdict.p is not None else ''}"
+        return f"Not tested: the {test_name(claim.test)} needs more runs, or runs with matching seeds."
+    if claim.test == "bootstrap":
+        return "This interval is shown as published. It is too narrow for few runs, so it decides nothing."
+    how = f"{result.test}, {verdict.text}"
     if result.correction:
         how += f", {result.correction}"
-    if result.decided:
-        word = "lower" if result.decided < 0 else "higher"
-        return f"The difference is significant: '{claim.first}' is {word} ({how})."
-    text = f"The difference is not significant ({how})."
-    if result.smallest is not None and result.smallest >= result.strictest:
+    if claim.joint:
+        return f"{_part(result)} ({how})."
+    text = f"{_shown(result)} ({how})."
+    if not result.decided and result.smallest is not None and result.smallest >= result.level:
         text += f" This many runs cannot show one: the smallest p that they can give is {result.smallest:.2g}."
     return text
+
+
+def _shown(result: ComparisonResult) -> str:
+    claim = result.comparison.claim
+    if claim.kind == "non-inferiority":
+        no = "is not worse" if result.decided else "has not been shown to be no worse"
+        return f"'{claim.first}' {no} than '{claim.second}' by {claim.margin} or more"
+    if claim.kind == "equivalence":
+        no = "are the same" if result.decided else "have not been shown to be the same"
+        return f"'{claim.first}' and '{claim.second}' {no} within {claim.margin}"
+    if result.decided:
+        return f"The difference is significant: '{claim.first}' is {'lower' if result.decided < 0 else 'higher'}"
+    return "The difference is not significant"
+
+
+def _part(result: ComparisonResult) -> str:
+    """What is decided about a joint claim, of which this is a part."""
+    decision, name = result.decision, result.comparison.claim.joint
+    assert decision is not None
+    if decision.joint_p is None:
+        return f"Part of the joint claim '{name}', of which another part has too few runs to be tested"
+    state = "holds" if decision.joint_holds else "is not shown"
+    return f"Part of the joint claim '{name}', which {state}: the largest p of its parts is {decision.joint_p:.2g}"
+
+
+def contrast_sentence(result: ContrastResult) -> str:
+    """The result of a contrast, and whether its test is significant."""
+    verdict, claim = result.verdict, result.verdict.claim
+    if verdict.missing:
+        cell = verdict.missing[0]
+        return f"{claim.name}: no {WORDS[claim.outcome]} of '{cell.arm}' on {cell.env} yet ({claim.source})."
+    if verdict.estimate is None or verdict.interval is None or verdict.p is None:
+        return f"{claim.name}: not tested; the {test_name(claim.test)} needs more runs, or runs with matching seeds."
+    how = f"{result.test}, {verdict.text}" + (f", {result.correction}" if result.correction else "")
+    word = "significant" if result.decision.decided else "not significant"
+    return (
+        f"{claim.name}: the {WORDS[claim.outcome]} differs between the differences by "
+        f"{_interval(verdict.interval, claim.outcome)} ({claim.source}). The interaction is {word} ({how})."
+    )
 
 
 def headline(found: Sequence[ComparisonResult]) -> str:
@@ -278,11 +150,18 @@ def headline(found: Sequence[ComparisonResult]) -> str:
 
 
 def _short(result: ComparisonResult) -> str:
-    if result.comparison.claim.test == "none":
+    return "too few runs to test" if result.verdict is None and result.comparison.claim.tested else says(result)
+
+
+def says(result: ComparisonResult) -> str:
+    """What is decided, in a few words."""
+    claim = result.comparison.claim
+    if not claim.tested or result.verdict is None:
         return "not tested"
-    if result.verdict is None:
-        return "too few runs to test"
-    return {-1: "lower", 0: "no significant difference", 1: "higher"}[result.decided]
+    if claim.kind == "difference":
+        return {-1: "lower", 0: "no significant difference", 1: "higher"}[result.decided]
+    word = f"no worse within {claim.margin}" if claim.kind == "non-inferiority" else f"the same within {claim.margin}"
+    return word if result.decided else f"not shown to be {word}"
 
 
 def _and(names: Sequence[str]) -> str:
@@ -314,7 +193,9 @@ def answer_lines(dataset: Dataset, found: Sequence[ComparisonResult], most: int)
     known = answering(dataset, found)
     if not known:
         return [*describe_arms(dataset)[:most], audit_line(dataset.audit)]
-    return [headline(known), *(sentence(one) for one in known[:most]), audit_line(dataset.audit)]
+    contrasts = [contrast_sentence(one) for one in contrast_results(dataset)]
+    lines = [*(sentence(one) for one in known), *contrasts]
+    return [headline(known), *lines[:most], audit_line(dataset.audit)]
 
 
 def describe_arms(dataset: Dataset) -> list[str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
-from vlmsafe.comparison.claims import WINDOWS, Comparison, Outcome, Window
+from vlmsafe.analysis.intervals import Interval, mean_interval
+from vlmsafe.analysis.resampling import LEAST
+from vlmsafe.analysis.statistics import Float64
+from vlmsafe.comparison.claims import RATES, WINDOWS, Outcome, Window
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.outcomes import run_outcome, values_of
 from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.report.dataset import Dataset
@@ -18,7 +22,7 @@ from vlmsafe.runs.records import ArmRecord, RunRecord
 from vlmsafe.runs.tables import SUCCESS
 
 INTERVALS = (
-    f"Mean ± population deviation over runs; in brackets the 95 % bootstrap interval over runs, from {LEAST} runs."
+    f"Mean ± population deviation over runs; in brackets the 95 % t interval over runs, from {LEAST} runs that differ."
 )
 MARK = "†"
 QUANTITIES: dict[Outcome, str] = {
@@ -27,6 +31,8 @@ QUANTITIES: dict[Outcome, str] = {
     "catastrophe": "catastrophe_pct",
     "env_return": "environment_return",
     "shaped_return": "logged_return",
+    "arrived": "arrived_pct",
+    "arrived_without_cost": "arrived_without_cost_pct",
 }
 """The name of each outcome in `side_by_side`."""
 _METRICS = {"path": "path_length", "net_progress": "progress"}
@@ -36,6 +42,8 @@ _HEADINGS = {
     "catastrophe": "catastrophe %",
     "env_return": "env. return",
     "shaped_return": "logged return",
+    "arrived": "arrived %",
+    "arrived_without_cost": "arrived without cost %",
 }
 _HINTS = {
     "cost": "mean episode cost",
@@ -43,11 +51,13 @@ _HINTS = {
     "catastrophe": "share of episodes that cost more than four budgets",
     "env_return": "return of the environment, without any bonus",
     "shaped_return": "return with the signal's bonus in it: not the task's",
+    "arrived": "share of episodes that reach their destination",
+    "arrived_without_cost": "share of episodes that reach their destination without any cost",
 }
 
 
 def is_rate(outcome: str) -> bool:
-    return outcome in ("violation", "catastrophe")
+    return outcome in RATES
 
 
 def outcome_column(outcome: Outcome, suffix: str = "", heading: str = "") -> Column:
@@ -200,14 +210,14 @@ def _cell(
 ) -> Cell:
     if not values:
         return Cell()
-    scale = 100.0 if is_rate(outcome) or outcome in SUCCESS else 1.0
+    scale = 100.0 if is_rate(outcome) else 1.0
     scaled = scale * np.asarray(values)
     ends: dict[str, Any] = {}
     if len(values) > 1:
         ends["std"] = float(scaled.std())
     if len(values) >= LEAST:
-        interval = bootstrap_mean(scaled, resamples=2000)
-        ends |= {"low": interval.low, "high": interval.high}
+        interval = outcome_interval(scaled, outcome, scale)
+        ends |= {"low": interval.low, "high": interval.high} if interval is not None else {}
     # A value under another budget is not comparable, and a single run has no deviation.
     if row is not None and notes is not None and not any(text.startswith("budget ") for text in row["differences"]):
         std = row["published_std"] if (row["published_runs"] or 2) > 1 else None
@@ -216,6 +226,12 @@ def _cell(
     if outcome == "cost" and budget is not None:
         ends["state"] = "over" if mean > budget else "within"
     return Cell(mean, **ends)
+
+
+def outcome_interval(values: Float64, outcome: str, scale: float = 1.0) -> Interval | None:
+    """The t interval of an outcome's mean over runs, within what the outcome can be; None if it has no width."""
+    least = 0.0 if is_rate(outcome) or outcome == "cost" else -math.inf
+    return mean_interval(values, least=least, most=scale if is_rate(outcome) else math.inf)
 
 
 def varied(arms: Sequence[ArmRecord]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from vlmsafe.analysis.multiplier_replay import replay
 from vlmsafe.analysis.tables import episode_numbers, stacked
 from vlmsafe.audit import audit
 from vlmsafe.audit.findings import Audit
-from vlmsafe.comparison.claims import Claims, Comparison, claims_with_runs, comparisons, find_claims
+from vlmsafe.comparison.claims import Claims, count_tests, find_claims
+from vlmsafe.comparison.comparisons import Comparison, claims_with_runs, comparisons, planned_cells
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.paper.side_by_side import SCHEMA, side_by_side
 from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo
@@ -45,6 +46,8 @@ class Dataset:
     """Runs that could not be read, each with its reason."""
     unclaimed: Sequence[str] = ()
     """Claims without runs, each with its reason."""
+    tests: int = 0
+    """How many tests are claimed, with those that have no runs yet."""
 
     @property
     def runs(self) -> list[RunRecord]:
@@ -105,8 +108,8 @@ class Dataset:
 
     @cached_property
     def compared(self) -> list[Comparison]:
-        """At the level that was claimed: the answer corrects it for as many tests as there turn out to be."""
-        return comparisons(self.every_arm, replace(self.claims, correction="none") if self.claims is not None else None)
+        """At the level that was claimed, which `comparison.decisions` corrects."""
+        return comparisons(self.every_arm, self.claims)
 
     def comparisons(self, entry: Entry) -> list[Comparison]:
         """The comparisons on its environments in which all arms are its own."""
@@ -120,7 +123,7 @@ class Dataset:
     @cached_property
     def audit(self) -> Audit:
         claims = self.claims if self.claims is not None else Claims()
-        return audit(self.roots, claims=claims, studies=self.info.studies)
+        return audit(self.roots, claims=claims, studies=self.info.studies, tests=self.tests)
 
     @cached_property
     def _beside(self) -> tuple[pl.DataFrame, list[str]]:
@@ -310,7 +313,7 @@ def read_dataset(paths: Sequence[Path | str], info: StudyInfo, options: Analysis
     claims = info.claims if info.claims is not None else find_claims(paths)
     every_arm = read_arms(sources)
     kept, missing = claims_with_runs(claims, every_arm) if claims is not None else (None, [])
-    if kept is not None and not kept.comparisons:
+    if kept is not None and not kept.comparisons and not kept.contrasts:
         kept = None  # arms are compared as a reader would
     return Dataset(
         info,
@@ -321,6 +324,7 @@ def read_dataset(paths: Sequence[Path | str], info: StudyInfo, options: Analysis
         options or AnalysisOptions(),
         unread=problems,
         unclaimed=missing,
+        tests=count_tests(claims, planned_cells(info.studies, every_arm)) if claims is not None else 0,
     )
 
 

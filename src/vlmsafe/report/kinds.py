@@ -40,6 +40,10 @@ TABLES: Mapping[str, Kind] = {
         "each claim: both means, the difference with its interval, p and the smallest p that is possible",
         "comparisons.comparisons", usual=True, first=True,
     ),
+    "contrasts": Kind(
+        "each claimed interaction: the difference between differences, with its interval and p",
+        "contrasts.contrasts", usual=True, first=True,
+    ),
     "rates": Kind(
         "each compared pair: catastrophe and violation rates, and the interval of the difference",
         "comparisons.rates",

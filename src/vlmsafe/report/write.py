@@ -13,7 +13,7 @@ from pathlib import Path
 from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
-from vlmsafe.report.answer import answer_lines, results
+from vlmsafe.report.answer import answer_lines
 from vlmsafe.report.build import build_chart, build_table
 from vlmsafe.report.dataset import Dataset, read_dataset
 from vlmsafe.report.elements import Chart, Missing, Table
@@ -21,6 +21,7 @@ from vlmsafe.report.kinds import FIGURES, TABLES, Kind
 from vlmsafe.report.render.files import write_chart, write_table
 from vlmsafe.report.render.html import ReportItem, page
 from vlmsafe.report.request import Entry, StudyInfo, read_entries
+from vlmsafe.report.results import results
 
 _LIST = "files.txt"
 """What of its folder a report wrote; a later one removes no other files."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.comparison.claims import CLAIMS_FILE
+from vlmsafe.comparison.claims import CLAIMS_FILE, ENTRIES
 from vlmsafe.config.yaml import read_yaml, to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
 from vlmsafe.io.disk import make_directory
@@ -340,8 +340,10 @@ def write_definition(study: Study, folder: Path) -> str | None:
 
 def _claims(document: Mapping[str, Any]) -> bytes | None:
     """The comparisons of a study as a file; None if it has none."""
-    claims = {key: document[key] for key in ("comparisons", "correction") if key in document}
-    return to_yaml(claims).encode() if "comparisons" in claims else None
+    claims = {key: document[key] for key in ENTRIES if key in document}
+    if not {"comparisons", "contrasts"} & set(claims):
+        return None
+    return to_yaml({"comparisons": [], **claims}).encode()
 
 
 def _reason(code: int, log: Path, begun_at: int) -> str:

@@ -26,7 +26,8 @@ from typing import Any
 
 import yaml
 
-from vlmsafe.comparison.claims import Claims, claims_of
+from vlmsafe.comparison.claims import ENTRIES, Claims, claims_of
+from vlmsafe.comparison.contrasts import check_cells
 from vlmsafe.config.methods import method
 from vlmsafe.config.names import short_names
 from vlmsafe.config.settings import TrainConfig
@@ -44,7 +45,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OVERRIDES = ("seeds", "total_steps", "settings")
 _ENTRIES = (
     "name", "question", "paper", "environments", *_OVERRIDES, "arms", "protocols", "traces", "comparisons",
-    "correction", "tables", "figures", "independent", "scale", "scorer",
+    "correction", "contrasts", "tables", "figures", "independent", "scale", "scorer",
 )  # fmt: skip
 _TRACE_ONLY = ("scorers", "prompts", "every", "frames")
 _TRACE = tuple(entry.name for entry in fields(EpisodeRequest))
@@ -173,6 +174,12 @@ def parse_study(text: str, source: str, *, recorded: bool = False) -> Study:
         document={key: value for key, value in document.items() if key not in ("scale", "scorer")},
     )
     _check_cells(study, file, recorded)
+    if study.claims.contrasts:
+        planned = [(env, arm.name) for env in environments for arm in arms if arm.in_environment(env) is not None]
+        try:
+            check_cells(study.claims.contrasts, planned)
+        except InputError as error:
+            raise file.wrong(("contrasts",), str(error)) from None
     return study.varied(*_variation(document, file))
 
 
@@ -326,10 +333,11 @@ def _requests(
 
 
 def _claims(document: Mapping[str, Any], file: _File, arms: Sequence[StudyArm]) -> Claims:
-    if "comparisons" not in document:
+    stated = next((key for key in ("comparisons", "contrasts") if key in document), None)
+    if stated is None:
         return Claims()
     names = [arm.name for arm in arms]
-    entries = document["comparisons"]
+    entries = document.get("comparisons", [])
     if isinstance(entries, Sequence):
         for index, entry in enumerate(entries):
             for side in ("first", "second"):
@@ -337,8 +345,8 @@ def _claims(document: Mapping[str, Any], file: _File, arms: Sequence[StudyArm]) 
                     raise file.wrong(
                         ("comparisons", index, side), str(unknown_name("arm of the study", str(entry[side]), names))
                     )
-    claims = {key: document[key] for key in ("comparisons", "correction") if key in document}
-    return claims_of(claims, f"{file.source}, line {file.lines['comparisons',]}")
+    claims = {"comparisons": [], **{key: document[key] for key in ENTRIES if key in document}}
+    return claims_of(claims, f"{file.source}, line {file.lines[stated,]}")
 
 
 def _entries(document: Mapping[str, Any], key: str, file: _File) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from vlmsafe.audit.findings import Finding, about_arm, about_comparison, finding, listed
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.comparison.claims import Comparison
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.errors import VlmsafeError
 from vlmsafe.io.source import SourceHash
 from vlmsafe.runs.layout import find_table

@@ -11,8 +11,8 @@ import polars as pl
 
 from vlmsafe.audit.findings import Finding, about_arm, about_comparison, about_runs, counted, finding, listed
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.comparison.claims import Comparison
-from vlmsafe.comparison.outcomes import smallest_p
+from vlmsafe.comparison.comparisons import Comparison
+from vlmsafe.comparison.judging import PAIRED, one_sided, smallest_p
 from vlmsafe.comparison.settings import Difference, differences, infer_about, unnamed
 from vlmsafe.runs.layout import PROMPTS
 from vlmsafe.runs.records import ArmRecord, RunRecord
@@ -170,17 +170,19 @@ def too_few_seeds(comparison: Comparison) -> Iterator[Finding]:
         return
     sizes = len(comparison.first.runs), len(comparison.second.runs)
     paired = len(comparison.first.matched_by.keys() & comparison.second.matched_by.keys())
-    fewest = paired if claim.test in ("paired-t", "sign-flip") else min(sizes)
+    fewest = paired if claim.test in PAIRED else min(sizes)
     smallest = smallest_p(claim, *sizes, paired)
     if smallest is not None and smallest >= claim.alpha:
-        side = "two-sided" if claim.sides == "two-sided" else f"one-sided ({claim.sides})"
+        side = "two-sided"
+        if one_sided(claim):
+            side = f"one-sided ({claim.sides if claim.kind == 'difference' else claim.kind})"
         supposed = "" if claim.stated else " (no test was claimed; this one is assumed)"
         yield finding(
             "too-few-seeds",
             about_comparison(comparison),
             [
                 f"{sizes[0]} against {sizes[1]} runs: the smallest p that the {side} {claim.test} test can give "
-                f"is {smallest:.3g}, not below {claim.alpha:g}{supposed}"
+                f"is {smallest:.3g}, not below {claim.alpha:.3g}{supposed}"
             ],
             {"smallest_p": smallest, "alpha": claim.alpha, "runs": list(sizes), "test": claim.test},
             fix=f"train {_needed(comparison)} seeds per arm, or claim no significance",

@@ -10,7 +10,7 @@ import polars as pl
 from vlmsafe.analysis.statistics import CATASTROPHE
 from vlmsafe.audit.findings import Finding, Unchecked, about_arm, about_comparison, counted, finding, listed
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.comparison.claims import Comparison
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.evaluation.protocols import PROTOCOLS
 from vlmsafe.runs.records import ArmRecord, RunRecord
 

@@ -23,7 +23,8 @@ from vlmsafe.audit.findings import (
     listed,
 )
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.comparison.claims import Comparison, Outcome
+from vlmsafe.comparison.claims import Outcome
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.outcomes import against, run_outcome, shared_protocols, source_of, values_of
 from vlmsafe.runs.records import ArmRecord, RunRecord
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from vlmsafe.analysis.tables import floats
 from vlmsafe.audit.findings import EVERYTHING, Finding, about_arm, about_comparison, finding
-from vlmsafe.comparison.claims import WINDOWS, Claims, Comparison, Outcome, Window
-from vlmsafe.comparison.outcomes import WORDS, Verdict, against, judge, shared_protocols, source_of, values_of, verdict
+from vlmsafe.comparison.claims import WINDOWS, Claims, Outcome, Window
+from vlmsafe.comparison.comparisons import Comparison
+from vlmsafe.comparison.judging import Verdict, judge, verdict
+from vlmsafe.comparison.outcomes import WORDS, against, shared_protocols, source_of, values_of
 from vlmsafe.comparison.settings import differences
 from vlmsafe.runs.records import ArmRecord
 
@@ -116,17 +118,16 @@ def _depends(code: str, comparison: Comparison, verdicts: Mapping[str, Verdict |
     )
 
 
-def many_tests(claims: Claims | None, compared: Sequence[Comparison]) -> Iterator[Finding]:
+def many_tests(claims: Claims | None, tests: int) -> Iterator[Finding]:
     """A level is meant for one test. A claim about several environments is a test on each."""
-    tested = [one.claim for one in compared if one.claim.test != "none"]
-    if claims is None or claims.correction != "none" or len(tested) < MANY:
+    if claims is None or claims.correction != "none" or tests < MANY:
         return
-    alpha = max(claim.alpha for claim in tested)
+    alpha = max(claim.alpha for claim in (*claims.comparisons, *claims.contrasts))
     yield finding(
         "many-tests",
         EVERYTHING,
-        [f"{len(tested)} tests at {alpha:g} without a correction: chance alone passes {alpha * len(tested):.2g}"],
-        {"tests": len(tested), "alpha": alpha},
+        [f"{tests} tests at {alpha:g} without a correction: chance alone passes {alpha * tests:.2g}"],
+        {"tests": tests, "alpha": alpha},
     )
 
 

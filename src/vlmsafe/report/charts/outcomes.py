@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from vlmsafe.analysis.resampling import LEAST, bootstrap_mean
+from vlmsafe.analysis.resampling import LEAST
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.outcomes import WORDS, values_of
 from vlmsafe.comparison.settings import effective
-from vlmsafe.report.cells import is_rate, varied, window_name
+from vlmsafe.report.cells import is_rate, outcome_interval, varied, window_name
 from vlmsafe.report.charts.make import make_chart
 from vlmsafe.report.charts.training import budget_rules
 from vlmsafe.report.dataset import Dataset
@@ -36,7 +36,7 @@ def dots(dataset: Dataset, entry: Entry) -> Chart | Missing:
                 marks += budget_rules(arms, "y")
             for place, arm in enumerate(arms):
                 values = {key: scale * value for key, value in values_of(arm, outcome, source, entry.window).items()}
-                marks += list(seed_marks(arm.name, place, values))
+                marks += list(seed_marks(arm.name, place, values, outcome, scale))
             names = tuple(arm.name for arm in arms)
             unit = f"{WORDS[outcome]}{', %' if is_rate(outcome) else ''}"
             low = 0.0 if outcome != "env_return" else None
@@ -47,27 +47,29 @@ def dots(dataset: Dataset, entry: Entry) -> Chart | Missing:
     words = window_name(entry.window, [run for env in envs for arm in dataset.arms(env, entry) for run in arm.runs])
     where = [source if source != "training" else f"training ({words})" for source in sources]
     caption = (
-        f"From: {', '.join(where)}. A dot is a run; the thick bar is the mean of an arm, with its 95 % bootstrap "
-        f"interval over runs from {LEAST} runs."
+        f"From: {', '.join(where)}. A dot is a run; the thick bar is the mean of an arm, with its 95 % t interval "
+        f"over runs from {LEAST} runs."
     )
     return make_chart(dataset, entry, "Run by run", panels, caption, legend=False)
 
 
-def seed_marks(group: str, place: float, values: dict[int | str, float], along: str = "x") -> Iterator[Mark]:
-    """A dot for each run of an arm, spread a little across, and the mean with its interval."""
+def seed_marks(
+    group: str, place: float, values: dict[int | str, float], outcome: Outcome, scale: float
+) -> Iterator[Mark]:
+    """A dot for each run of an arm, spread a little across, and the mean with its interval; rates are in %."""
     numbers = list(values.values())
     spread = 0.16 if len(numbers) > 1 else 0.0
     across = [place - 0.12 + spread * (2 * i / max(len(numbers) - 1, 1) - 1) for i in range(len(numbers))]
     names = [f"seed {key}" if isinstance(key, int) else str(key) for key in values]
-    yield Dots(group, numbers, across, names) if along == "x" else Dots(group, across, numbers, names)
+    yield Dots(group, numbers, across, names)
     if len(numbers) == 1:
         return  # it is its own mean
     mean = float(np.mean(numbers))
     low = high = mean
     if len(numbers) >= LEAST:
-        interval = bootstrap_mean(numbers, resamples=2000)
-        low, high = interval.low, interval.high
-    yield Span(group, place + 0.25, mean, low, high, "x" if along == "x" else "y", f"{group}, mean of {len(numbers)}")
+        interval = outcome_interval(np.array(numbers), outcome, scale)
+        low, high = (mean, mean) if interval is None else (interval.low, interval.high)
+    yield Span(group, place + 0.25, mean, low, high, "x", f"{group}, mean of {len(numbers)}")
 
 
 def _below(mean: float, spread: float, outcome: Outcome) -> float:

@@ -15,13 +15,14 @@ from markupsafe import Markup, escape
 
 from vlmsafe.audit.findings import Finding, counted
 from vlmsafe.audit.kinds import Severity
-from vlmsafe.report.answer import ComparisonResult, answering, audit_line, describe_arms, headline, sentence
+from vlmsafe.report.answer import answering, audit_line, contrast_sentence, describe_arms, headline, sentence
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Chart, Column, Missing, Table
 from vlmsafe.report.render.cell_text import cell_text, interval_text, published_text
 from vlmsafe.report.render.svg import panel_svg, swatch
 from vlmsafe.report.render.templates import asset, render_page
 from vlmsafe.report.rerun import arm_configs, rerun_lines
+from vlmsafe.report.results import ComparisonResult, ContrastResult, contrast_results
 
 _SHOWN_RESULTS = 8
 """Comparisons spelled out under the answer; further ones are in their table."""
@@ -99,6 +100,7 @@ def page(dataset: Dataset, found: Sequence[ComparisonResult], items: Sequence[Re
 def _answer(dataset: Dataset, found: Sequence[ComparisonResult]) -> dict[str, Any]:
     known = answering(dataset, found)
     lines = [_result_line(one) for one in known[:_SHOWN_RESULTS]]
+    lines += [_contrast_line(one) for one in contrast_results(dataset)]
     if not known:
         lines = [{"sentence": line, "direction": "", "finding": None} for line in describe_arms(dataset)]
     return {
@@ -126,6 +128,11 @@ def _result_line(one: ComparisonResult) -> dict[str, Any]:
         "finding": found,
         "remark": f"{found.severity}: {found.title}{_CONSEQUENCES[found.severity]}" if found else "",
     }
+
+
+def _contrast_line(one: ContrastResult) -> dict[str, Any]:
+    direction = {-1: "lower", 0: "undecided", 1: "higher"}[one.decision.decided]
+    return {"sentence": contrast_sentence(one), "direction": direction, "finding": None, "remark": ""}
 
 
 def _state(dataset: Dataset) -> str:

@@ -10,7 +10,7 @@ from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.outcomes import WORDS, source_of, values_of
-from vlmsafe.report.answer import ComparisonResult, results
+from vlmsafe.report.answer import says
 from vlmsafe.report.cells import (
     INTERVALS,
     Notes,
@@ -29,6 +29,7 @@ from vlmsafe.report.cells import (
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
 from vlmsafe.report.request import Entry
+from vlmsafe.report.results import ComparisonResult, results
 from vlmsafe.report.tables.rows import ENV, PAIR, named
 
 
@@ -54,7 +55,10 @@ def comparisons(dataset: Dataset, entry: Entry) -> Table | Missing:
     ]
     rows = [[*env_cell(envs, one.comparison.env), *_comparison_cells(one)] for one in found]
     tests = list(dict.fromkeys(one.test for one in found))
-    caption = f"Rates in %, differences in percentage points; intervals resample runs. Tests: {'; '.join(tests)}."
+    caption = (
+        "Rates in %, differences in percentage points. Each interval belongs to its test; it is a t interval where "
+        f"there is no test or the runs are too few. Tests: {'; '.join(tests)}."
+    )
     if len(found) > 1 and not any(one.correction for one in found):
         caption += f" {len(found)} comparisons, none corrected for the others."
     return Table("comparisons", entry.title or f"Comparisons{on_env(envs)}", columns, rows, caption, entry.label)
@@ -69,9 +73,6 @@ def _comparison_cells(one: ComparisonResult) -> list[Cell]:
     p = Cell()
     if one.verdict is not None and one.verdict.p is not None:
         p = Cell(one.verdict.p, one.verdict.text.removeprefix("p = "))
-    says = {-1: "lower", 0: "no significant difference", 1: "higher"}[one.decided]
-    if claim.test == "none" or one.verdict is None:
-        says = "not tested"
     source = one.source if one.source != "training" else f"training, {compared_window(one.comparison, claim.window)}"
     lower, shared = one.first_lower
     found = one.finding
@@ -86,7 +87,7 @@ def _comparison_cells(one: ComparisonResult) -> list[Cell]:
         p,
         Cell(one.smallest, f"{one.smallest:.3g}") if one.smallest is not None else Cell(),
         share(lower, shared) if shared else Cell(),
-        text(says),
+        text(says(one)),
         text(f"{found.severity}: {found.code}" if found else "nothing found"),
     ]
 

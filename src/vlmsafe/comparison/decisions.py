@@ -1,0 +1,135 @@
+"""Decisions: which claims are shown, after the correction for several tests. The audit and the report use this alone.
+
+The number of tests is that of the claims as they were stated (`claims.count_tests`). Tests whose runs are not there yet
+count too, because otherwise an unfinished study would be judged at a level that is too generous.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vlmsafe.comparison.claims import Correction
+from vlmsafe.comparison.comparisons import Comparison
+from vlmsafe.comparison.judging import Verdict, compared, judge
+from vlmsafe.comparison.outcomes import Values, source_of, values_of
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a decision needs to know of a test."""
+
+    alpha: float
+    """The level that was claimed."""
+    p: float | None
+    """None if there are not enough runs for the test."""
+    direction: int
+    """What the test shows if it is significant: -1 or 1."""
+    joint: tuple[str, ...] = ()
+    """The joint claim that it is a part of; tests of one joint claim have the same."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is decided about a test."""
+
+    decided: int
+    """The direction of the test if it is significant after the correction, otherwise 0."""
+    level: float
+    """p must be below it."""
+    joint_p: float | None = None
+    """Of a part of a joint claim: the largest p of its parts, which must be below the level."""
+    joint_holds: bool = False
+    """Of a part of a joint claim: whether all parts are significant."""
+
+
+def decide(tests: Sequence[Tested], correction: Correction, count: int) -> list[Decision]:
+    """Decide tests, of which there are `count` in all, together.
+
+    Bonferroni divides each level by the count. Holm does so for the smallest p, divides by one less for each next p,
+    and stops at the first that is not significant. A joint claim is one test with the largest p of its parts: it holds
+    if all of them are significant at its level, and needs no correction for their number.
+    """
+    units: dict[tuple[object, ...], list[int]] = {}
+    for place, test in enumerate(tests):
+        units.setdefault(test.joint or (place,), []).append(place)
+    count = max(count, len(units))
+    found: dict[int, Decision] = {}
+    going_on = True
+    for order, (unit, p) in enumerate(
+        sorted(_with_p(units, tests), key=lambda pair: (pair[1] is None, pair[1] or 0.0))
+    ):
+        alpha = tests[unit[0]].alpha
+        left = {"none": 1, "bonferroni": count, "holm": count - order}[correction]
+        level = alpha / left
+        holds = p is not None and p < level
+        if correction == "holm":
+            going_on = holds = going_on and holds
+        for place in unit:
+            test = tests[place]
+            own = test.direction if holds and test.p is not None else 0
+            found[place] = Decision(own, level, p if test.joint else None, bool(test.joint) and holds)
+    return [found[place] for place in range(len(tests))]
+
+
+def _with_p(
+    units: dict[tuple[object, ...], list[int]], tests: Sequence[Tested]
+) -> list[tuple[list[int], float | None]]:
+    """Each unit with its p: the largest of its parts, None if one has none."""
+    found: list[tuple[list[int], float | None]] = []
+    for unit in units.values():
+        ps = [tests[place].p for place in unit]
+        known = [p for p in ps if p is not None]
+        found.append((unit, max(known) if len(known) == len(ps) else None))
+    return found
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A comparison with its outcomes, the verdict of its test and the decision about it."""
+
+    comparison: Comparison
+    source: str
+    first: Values
+    """Each run's number, by its seed; for a paired test those of the shared seeds."""
+    second: Values
+    verdict: Verdict | None
+    """None if there are too few runs for the test, or no test."""
+    decision: Decision | None
+    """None if no test decides the claim."""
+
+    @property
+    def at_its_level(self) -> Comparison:
+        """The comparison with the level at which it is judged in place of the claimed one."""
+        if self.decision is None:
+            return self.comparison
+        claim = dataclasses.replace(self.comparison.claim, alpha=self.decision.level)
+        return dataclasses.replace(self.comparison, claim=claim)
+
+
+def judge_all(
+    comparisons: Sequence[Comparison], correction: Correction, count: int, others: Sequence[Tested] = ()
+) -> tuple[list[Judged], list[Decision]]:
+    """Judge comparisons together with `others`, the contrasts; returns them, and the decisions about the others."""
+    found = [_judged(one) for one in comparisons]
+    tested = [place for place, one in enumerate(found) if one.comparison.claim.tested]
+    decisions = decide([*(_tested(found[place]) for place in tested), *others], correction, count)
+    for place, decision in zip(tested, decisions, strict=False):
+        found[place] = dataclasses.replace(found[place], decision=decision)
+    return found, decisions[len(tested) :]
+
+
+def _judged(comparison: Comparison) -> Judged:
+    claim, source = comparison.claim, source_of(comparison)
+    values = [values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)]
+    first, second = compared(claim, *values)
+    verdict = judge(claim, first, second) if claim.test != "none" else None
+    return Judged(comparison, source, first, second, verdict, None)
+
+
+def _tested(one: Judged) -> Tested:
+    claim, verdict = one.comparison.claim, one.verdict
+    joint = (claim.joint, one.comparison.env) if claim.joint else ()
+    p, direction = (None, 0) if verdict is None else (verdict.p, verdict.direction)
+    return Tested(claim.alpha, p, direction, joint)
