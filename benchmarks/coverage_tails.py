@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from vlmsafe.analysis.intervals import mean_interval
 from vlmsafe.analysis.tails import RunEstimate, cost_per_distance, cvar, over_runs, probability_of_improvement, quantile
 
 Array = NDArray[np.float64]
@@ -120,7 +121,8 @@ def brunner_munzel(a: Array, b: Array) -> Ends:
 
 def of_values(values: Array, draw: Places) -> Iterator[Ends]:
     yield ours(over_runs(values))
-    yield ours(over_runs(values, scale="plain"))
+    plain = mean_interval(values)
+    yield (plain.low, plain.high) if plain is not None else (None, None)
     yield percentile(values[draw].mean(axis=1))
 
 
@@ -157,8 +159,8 @@ def row(name: str, shape: str, truth: float, simulate: Callable[[int], Iterator[
 
 def false_alarms(pool: Array, n: int, count: int, rng: np.random.Generator) -> float:
     """How often the one-sided bound of the mean is above the right answer, as if that were the budget."""
-    bounds = (over_runs(pool[rng.integers(0, POOL, n)], level=0.9, scale="plain").low for _ in range(count))
-    return float(np.mean([bound is not None and bound > pool.mean() for bound in bounds]))
+    bounds = (mean_interval(pool[rng.integers(0, POOL, n)], level=0.9) for _ in range(count))
+    return float(np.mean([bound is not None and bound.low > pool.mean() for bound in bounds]))
 
 
 def main() -> None:

@@ -50,8 +50,6 @@ def test_the_interval_of_costs_is_the_t_interval_of_the_logarithm_of_the_mean():
     reach = 4.302652729911275 * 10.0 / math.sqrt(3.0) / 20.0
     assert found.estimate == 20.0
     assert (found.low, found.high) == pytest.approx((20.0 * math.exp(-reach), 20.0 * math.exp(reach)))
-    plain = over_runs([10.0, 20.0, 30.0], scale="plain")
-    assert (plain.low, plain.high) == pytest.approx((20.0 - 20.0 * reach, 20.0 + 20.0 * reach))
 
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=8), st.floats(0.1, 100.0))
@@ -65,18 +63,17 @@ def test_an_interval_contains_its_estimate_and_scales_with_its_unit(values, unit
 
 @pytest.mark.parametrize("values", [[7.0], [7.0, 7.0, 7.0], [0.0, 0.0, 0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]])
 def test_one_run_or_equal_runs_have_an_estimate_and_no_interval(values):
-    for scale in ("log", "plain"):
-        found = over_runs(values, scale=scale)
-        assert found.estimate == pytest.approx(values[0])
-        assert (found.low, found.high, found.runs) == (None, None, len(values))
+    found = over_runs(values)
+    assert found.estimate == pytest.approx(values[0])
+    assert (found.low, found.high, found.runs) == (None, None, len(values))
     ratio = cost_per_distance(values, [10.0] * len(values))
     assert (ratio.low, ratio.high) == (None, None)
     assert probability_of_improvement(values, values).estimate == 0.5
 
 
-def test_two_runs_are_too_few_for_the_log_scale_and_enough_for_the_plain_one():
+def test_two_runs_are_too_few_for_an_interval():
     assert over_runs([1.0, 9.0]).low is None
-    assert over_runs([1.0, 9.0], scale="plain").low < 1.0
+    assert cost_per_distance([1.0, 9.0], [5.0, 6.0]).low is None
 
 
 def test_a_run_without_cost_does_not_break_the_log_scale():
@@ -144,7 +141,7 @@ def test_intervals_of_normal_runs_hold_their_level(runs):
         (lambda: cvar([]), "0 values; at least 1 needed"),
         (lambda: quantile([1.0], 2.0), "the share is 2.0; expected 0 to 1"),
         (lambda: over_runs([1.0, float("nan")]), "is nan"),
-        (lambda: over_runs([1.0, -2.0]), "-2 is negative; expected costs, or scale='plain'"),
+        (lambda: over_runs([1.0, -2.0]), "-2 is negative; expected costs"),
         (lambda: over_runs([1.0], level=95), "the level is 95; expected a share between 0 and 1"),
         (lambda: probability_of_improvement([1.0, 2.0], [1.0, 2.0], level=0.0), "the level is 0.0"),
         (lambda: cost_per_distance([1.0], [1.0, 2.0]), "1 costs and 2 distances"),

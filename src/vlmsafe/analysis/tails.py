@@ -10,23 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import ArrayLike
 from scipy import special
 
+from vlmsafe.analysis.intervals import LEVEL
 from vlmsafe.analysis.statistics import finite_vector
 from vlmsafe.analysis.tables import floats
 from vlmsafe.errors import InputError
 
 SHARE = 0.1
 """The share of the costliest episodes that a CVaR averages."""
-LEVEL = 0.95
 LEAST = 3
-"""The least number of runs for an interval on the log scale. With two, its ends can be a factor of 10^5 apart."""
-Scale = Literal["log", "plain"]
+"""The least number of runs for a t interval on the log scale. With two, its ends can be a factor of 10^5 apart."""
 _ROUNDING = 1e-12  # values that differ by a smaller share are equal
 _WIDEST = 1e6  # an interval that reaches further up and down, as a factor, says nothing and is left out
 
@@ -105,24 +103,23 @@ def quantile(costs: ArrayLike, share: float) -> float:
     return float(np.quantile(finite_vector(costs, "quantile"), share))
 
 
-def over_runs(values: ArrayLike, *, level: float = LEVEL, scale: Scale = "log") -> RunEstimate:
-    """The mean of one value per run, with a t interval over runs.
+def over_runs(values: ArrayLike, *, level: float = LEVEL) -> RunEstimate:
+    """The mean of one cost per run, with the t interval of its logarithm: mean * exp(+- t * standard error / mean).
 
-    On the log scale the interval is mean * exp(+- t * standard error / mean): the t interval of the mean's logarithm.
-    It suits costs, which are never negative and differ between runs by a long upper tail, and single runs may be 0.
-    On the plain scale it is mean +- t * standard error, for values of either sign.
+    Costs are never negative and differ between runs by a long upper tail. On the log scale the interval holds more
+    often than the plain one (`intervals.mean_interval`), which serves values of either sign. Single runs may be 0.
 
     >>> found = over_runs([10.0, 12.0, 14.0])
     >>> round(found.low, 2), round(found.high, 2)
     (7.93, 18.15)
     """
-    vector = finite_vector(values, "values per run")
-    mean = float(vector.mean())
-    if scale == "log" and vector.min() < 0:
-        raise InputError(f"values per run: {vector.min():g} is negative; expected costs, or scale='plain'")
-    if np.ptp(vector) <= _ROUNDING * np.abs(vector).max():
-        return _estimate(mean, 0.0, len(vector), level, scale)
-    return _estimate(mean, float(vector.std(ddof=1)) / math.sqrt(len(vector)), len(vector), level, scale)
+    vector = finite_vector(values, "costs per run")
+    if vector.min() < 0:
+        raise InputError(f"costs per run: {vector.min():g} is negative; expected costs")
+    mean, runs = float(vector.mean()), len(vector)
+    if runs < 2 or np.ptp(vector) <= _ROUNDING * vector.max():
+        return _estimate(mean, 0.0, runs, level)
+    return _estimate(mean, float(vector.std(ddof=1)) / math.sqrt(runs), runs, level)
 
 
 def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: float = LEVEL) -> RunEstimate:
@@ -166,23 +163,18 @@ def cost_per_distance(costs: ArrayLike, distances: ArrayLike, *, level: float = 
     ratio, runs = float(c.sum() / d.sum()), len(c)
     others = d.sum() - d
     if runs < 2 or others.min() <= 0 or np.ptp(c - ratio * d) <= _ROUNDING * c.max():
-        return _estimate(ratio, 0.0, runs, level, "log")
+        return _estimate(ratio, 0.0, runs, level)
     without = (c.sum() - c) / others
     error = (runs - 1) / math.sqrt(runs) * float(without.std(ddof=1))
-    return _estimate(ratio, error, runs, level, "log")
+    return _estimate(ratio, error, runs, level)
 
 
-def _estimate(value: float, error: float, runs: int, level: float, scale: Scale) -> RunEstimate:
-    """A value with its t interval; without one if its standard error is 0, or if it would say nothing."""
+def _estimate(value: float, error: float, runs: int, level: float) -> RunEstimate:
+    """A value with its t interval on the log scale; without one if the error is 0, or if it would say nothing."""
     place = (1 + _checked(level)) / 2
-    none = RunEstimate(value, None, None, level, runs)
-    if not error or runs < (LEAST if scale == "log" else 2):
-        return none
-    reach = float(special.stdtrit(runs - 1, place)) * error
-    if scale == "plain":
-        return RunEstimate(value, value - reach, value + reach, level, runs)
-    if reach > math.log(_WIDEST) * value:
-        return none
+    reach = float(special.stdtrit(runs - 1, place)) * error if error and runs >= LEAST else 0.0
+    if not 0 < reach <= math.log(_WIDEST) * value:
+        return RunEstimate(value, None, None, level, runs)
     factor = math.exp(reach / value)
     return RunEstimate(value, value / factor, value * factor, level, runs)
 

@@ -9,9 +9,10 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
+from vlmsafe.analysis.intervals import mean_interval
 from vlmsafe.analysis.returns import cost_correlations, passive_episodes
 from vlmsafe.analysis.tables import floats, stacked
-from vlmsafe.analysis.tails import RunEstimate, distance_of, over_runs
+from vlmsafe.analysis.tails import distance_of
 from vlmsafe.audit.findings import (
     Finding,
     Unchecked,
@@ -41,6 +42,7 @@ CLEARLY = 0.8
 FURTHER = 1.5
 """How many times as far one arm may get as another before their costs no longer compare."""
 _BONUS_WINDOW = 10
+_OF_COST = ("cost", "violation", "catastrophe")
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
 _PROGRESS = ("net_progress", "route_completion", "distance", "path")
 """What an arm achieved, the task's own measure first: who takes a shorter way to the same end gets as far."""
@@ -263,9 +265,11 @@ def over_budget(comparison: Comparison) -> Iterator[Finding]:
             and (cost := run_outcome(run, "cost", protocol)) is not None
             and run.config.budget is not None
         ]
-        if not known or (mean := float(np.mean([cost - budget for _, cost, budget in known]))) <= 0.0:
+        excess = [cost - budget for _, cost, budget in known]
+        if not excess or np.mean(excess) <= 0.0:
             continue
-        bound = over_runs([cost - budget for _, cost, budget in known], level=0.9, scale="plain").low
+        interval = mean_interval(excess, level=0.9)  # each of its ends is a one-sided 95 % bound
+        bound = interval.low if interval is not None else None
         beyond_chance = bound is not None and bound > 0.0
         budgets = sorted({budget for _, _, budget in known})
         allowed = f"{budgets[0]:g}" if len(budgets) == 1 else f"{budgets[0]:g} to {budgets[-1]:g}"
@@ -278,7 +282,7 @@ def over_budget(comparison: Comparison) -> Iterator[Finding]:
                 f"mean cost {cost:.4g}, budget {allowed}; {above} of {counted(len(known), 'run')} above it",
                 _bound_in_words(bound),
             ],
-            {"cost": cost, "budgets": budgets, "excess": mean, "bound": bound},
+            {"cost": cost, "budgets": budgets, "excess": float(np.mean(excess)), "bound": bound},
             severity=None if beyond_chance else Severity.NOTE,
             metric="cost",
         )
@@ -298,7 +302,7 @@ def progress_differs(compared: Iterable[Comparison], passive: Iterable[Finding |
     idle = {(one.subject.environment, one.subject.protocol, *one.subject.arms) for one in passive if _is_finding(one)}
     for comparison in compared:
         protocol = _evaluation(comparison)
-        if protocol is None or comparison.claim.outcome in ("env_return", "shaped_return"):
+        if protocol is None or comparison.claim.outcome not in _OF_COST:
             continue
         arms = comparison.first, comparison.second
         tables = [[run.evaluations[protocol] for run in arm.runs if protocol in run.evaluations] for arm in arms]
@@ -306,10 +310,11 @@ def progress_differs(compared: Iterable[Comparison], passive: Iterable[Finding |
         column = next((name for name in _PROGRESS if all(_is_known(table, name) for table in both)), None)
         if column is None or not all(tables) or len(both) < sum(map(len, tables)):
             continue
-        far = [over_runs([float(np.mean(floats(t, column))) for t in side], scale="plain") for side in tables]
+        progress = [[float(np.mean(floats(table, column))) for table in side] for side in tables]
+        means = [float(np.mean(side)) for side in progress]
         costs = [float(np.mean([np.mean(floats(table, "cost")) for table in side])) for side in tables]
-        ahead = int(far[1].estimate > far[0].estimate)
-        if not _much_further(far[ahead], far[1 - ahead]) or not costs[ahead] >= costs[1 - ahead]:
+        ahead = int(means[1] > means[0])
+        if not _much_further(progress[ahead], progress[1 - ahead]) or not costs[ahead] >= costs[1 - ahead]:
             continue
         if (comparison.env, protocol, arms[1 - ahead].name) in idle:
             continue
@@ -319,16 +324,12 @@ def progress_differs(compared: Iterable[Comparison], passive: Iterable[Finding |
                 comparison, protocol, [run for arm in arms for run in arm.runs if protocol in run.evaluations]
             ),
             [
-                f"{column.replace('_', ' ')} {against([one.estimate for one in far])}, with 95 % intervals "
-                + " and ".join("{:.4g} to {:.4g}".format(*_ends(one)) for one in far),
+                f"{column.replace('_', ' ')} {against(means)}, with 95 % intervals "
+                + " and ".join("{:.4g} to {:.4g}".format(*_ends(side)) for side in progress),
                 f"cost {against(costs)}: '{arms[1 - ahead].name}' does not cost more, but gets less far",
                 *_per_distance(tables),
             ],
-            {
-                "progress": {column: [one.estimate for one in far]},
-                "cost": costs,
-                "intervals": [_ends(one) for one in far],
-            },
+            {"progress": {column: means}, "intervals": [_ends(side) for side in progress], "cost": costs},
             metric="cost",
         )
 
@@ -341,16 +342,17 @@ def _is_known(table: pl.DataFrame, column: str) -> bool:
     return column in table.columns and bool(np.isfinite(floats(table, column)).all())
 
 
-def _much_further(ahead: RunEstimate, behind: RunEstimate) -> bool:
-    """Whether an arm gets clearly further than another, by its mean and beyond chance."""
-    if min(ahead.runs, behind.runs) < 2 or ahead.estimate < FURTHER * behind.estimate or ahead.estimate <= 0.0:
+def _much_further(ahead: Sequence[float], behind: Sequence[float]) -> bool:
+    """Whether the runs of one arm get clearly further than those of another, in the mean and beyond chance."""
+    if min(len(ahead), len(behind)) < 2 or not np.mean(ahead) > 0.0 or np.mean(ahead) < FURTHER * np.mean(behind):
         return False
     return _ends(ahead)[0] > _ends(behind)[1]
 
 
-def _ends(one: RunEstimate) -> tuple[float, float]:
-    """The ends of an interval; of runs that are all equal, their value."""
-    return (one.estimate, one.estimate) if one.low is None or one.high is None else (one.low, one.high)
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of the 95 % interval of a mean; of runs that are all equal, their value."""
+    interval = mean_interval(values)
+    return (values[0], values[0]) if interval is None else (interval.low, interval.high)
 
 
 def _per_distance(tables: Sequence[Sequence[pl.DataFrame]]) -> Iterator[str]:
