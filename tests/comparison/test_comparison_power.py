@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vlmsafe.analysis.power import Design, detectable_difference
-from vlmsafe.comparison.claims import Cell, Claim, Claims, ContrastClaim
+from vlmsafe.comparison.claims import Claim, Claims, ContrastCell, ContrastClaim
 from vlmsafe.comparison.power import (
     Deviation,
     KnownArm,
@@ -53,7 +53,7 @@ def test_a_paired_test_has_the_seeds_that_both_arms_have():
 
 @pytest.mark.parametrize("correction", ["holm", "bonferroni"])
 def test_a_corrected_level_counts_every_stated_test(correction):
-    contrast = ContrastClaim("one", (Cell("a", "easy"),), (Cell("b", "easy"),))
+    contrast = ContrastClaim("one", (ContrastCell("a", "easy"),), (ContrastCell("b", "easy"),))
     parts = [Claim("a", "b", "easy", joint="both"), Claim("a", "b", "easy", outcome="env_return", joint="both")]
     claims = Claims((Claim("a", "b"), *parts), correction, (contrast,))
     assert {one.level for one in planned_tests(claims, ARMS)} == {0.05 / 4}  # two, one joint, one contrast

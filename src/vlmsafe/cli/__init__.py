@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "scope": ("scope:scope_verb", "look at a trace's episodes frame by frame, in one HTML file"),
     "prompts": ("prompts:prompts_verb", "the prompt sets; prompts bench compares some on recorded frames"),
     "report": ("report:report_verb", "write a report on runs: one HTML file, and a folder with its tables and figures"),
+    "export": ("export:export_verb", "write runs, evaluations and findings as CSV, or for MLflow or W&B"),
     "study": ("study.verbs:study_verb", "studies of many runs: list, show, plan, run, status, report, verify"),
     "serve": ("serve:serve_verb", "hold models in one process that scores the frames of several runs"),
     "runs": ("listings:runs_verb", "list runs: finished, running, stopped early"),

@@ -13,6 +13,7 @@ from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import RATES
 from vlmsafe.comparison.judging import PAIRED
 from vlmsafe.comparison.outcomes import WORDS, values_of
+from vlmsafe.comparison.power import detectable_sentence
 from vlmsafe.report.cells import compared_window
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import minus
@@ -87,9 +88,12 @@ def _decision(result: ComparisonResult) -> str:
     if claim.joint:
         return f"{_part(result)} ({how})."
     text = f"{_shown(result)} ({how})."
-    if not result.decided and result.smallest is not None and result.smallest >= result.level:
-        text += f" This many runs cannot show one: the smallest p that they can give is {result.smallest:.2g}."
-    return text
+    if result.decided:
+        return text
+    if result.smallest is not None and result.smallest >= result.level:
+        return f"{text} This many runs cannot show one: the smallest p that they can give is {result.smallest:.2g}."
+    detectable = detectable_sentence(claim, result.first, result.second, level=result.level)
+    return f"{text} {detectable}" if detectable else text
 
 
 def _shown(result: ComparisonResult) -> str:
