@@ -250,6 +250,44 @@ def test_the_bonus_is_taken_out_of_the_logged_return(study):
     assert values(table, "bonus_final") == [0.0, 60.0]
 
 
+def test_tails_are_those_of_the_runs_with_intervals_over_runs(study):
+    table = build_table(study, Entry("tails"))
+    assert values(table, "arm") == [PLAIN, SIGNAL]
+    tails = [np.mean(sorted(costs_with(1 + place % 3))[-2:]) for place in range(len(SEEDS))]
+    cell = table.rows[1][column(table, "cvar_10")]
+    assert cell.value == pytest.approx(np.mean(tails))
+    assert cell.low < cell.value < cell.high
+    means = [np.mean(costs_with(1 + place % 3)) for place in range(len(SEEDS))]
+    assert values(table, "cost")[1] == pytest.approx(np.mean(means))
+    way = np.mean([0.1 + 0.01 * place for place in range(20)])  # of every run: no metres, but a share of the route
+    assert values(table, "cost_per_distance")[1] == pytest.approx(np.mean(means) / way)
+    assert set(values(table, "unit")) == {"whole route"}
+
+
+def test_the_first_arm_is_probably_lower_by_the_share_of_pairs(study):
+    table = build_table(study, Entry("improvement"))
+    (row,) = table.rows
+    cell = row[column(table, "mean_cost")]
+    assert (cell.value, row[column(table, "runs")].text) == (1.0, "4 / 4")
+    assert 0.5 < cell.low < 0.6  # four against four
+    assert row[column(table, "cvar_10")].value == pytest.approx(0.75)  # two runs of each arm tie
+
+
+def test_runs_without_distances_or_with_damaged_costs_leave_their_cells_empty(tmp_path):
+    for seed in (1, 2, 3):
+        run = write_run(tmp_path, PLAIN, seed)
+        write_evaluation(run, costs_with(seed))
+        path = run.evaluations / "held-out.parquet"
+        table = pl.read_parquet(path).drop("route_completion", "length")
+        if seed == 3:
+            table = table.with_columns(cost=pl.lit(float("nan")))
+        table.write_parquet(path)
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    table = build_table(dataset, Entry("tails"))
+    assert (values(table, "runs"), values(table, "cost_per_distance"), values(table, "unit")) == ([2.0], [None], [""])
+    assert "two evaluated runs each" in build_table(dataset, Entry("improvement")).reason
+
+
 def test_a_sweep_is_ordered_by_its_setting(tmp_path):
     for budget in (35.0, 15.0):
         for seed in (1, 2, 3):

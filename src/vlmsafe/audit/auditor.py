@@ -115,10 +115,13 @@ def _check(
     yield from verdicts.many_tests(claims, tests)
     yield from verdicts.baseline_dependent(compared)
     yield from verdicts.replication_noise(compared, arms)
+    passive: list[Finding | Unchecked] = []
     for env in dict.fromkeys(arm.env for arm in arms):
         own = [arm for arm in arms if arm.env == env]
         yield from metrics.cost_tracks_distance(env, own)
-        yield from metrics.passive_policy(env, own, passive_below)
+        passive += metrics.passive_policy(env, own, passive_below)
+    yield from passive
+    yield from metrics.progress_differs(compared, passive)
 
 
 def _check_arm(arm: ArmRecord, resamples: int) -> Iterator[Finding | Unchecked]:

@@ -75,6 +75,12 @@ TABLES: Mapping[str, Kind] = {
     "cost-correlations": Kind(
         "cost against distance, progress and return, over episodes, runs and arms", "returns.cost_correlations"
     ),
+    "tails": Kind(
+        "arm by arm: median, 90 % quantile and CVaR of episode cost, and cost per distance", "tails.tails", usual=True
+    ),
+    "improvement": Kind(
+        "each compared pair: how probably a run of the first arm costs less", "tails.improvement", usual=True
+    ),
     "multiplier": Kind("the multiplier replayed without the signal term", "multiplier.multiplier", usual=True),
     "multiplier-runs": Kind("the replay of the multiplier, run by run", "multiplier.multiplier_runs"),
     "multiplier-terms": Kind("sizes of both terms that move the multiplier", "multiplier.multiplier_terms"),
