@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vlmsafe.comparison.claims import Correction
+from vlmsafe.comparison.claims import Correction, Sides
 from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.judging import Verdict, compared, judge, one_sided
 from vlmsafe.comparison.looks import ONE_LOOK, Looks, LookState, look_state
@@ -149,12 +149,12 @@ def judge_all(
 def _judged(comparison: Comparison, plan: LookPlan, divided: int) -> Judged:
     claim, source = comparison.claim, source_of(comparison)
     arms = (comparison.first, comparison.second)
-    values = [values_of(arm, claim.outcome, source, claim.window) for arm in arms]
+    values: list[Values] = [values_of(arm, claim.outcome, source, claim.window) for arm in arms]
     planned = [plan.seeds.get((comparison.env, arm.name)) for arm in arms]
     look = None
     if claim.tested and planned[0] and planned[1]:
         there = [finished(arm, own) for arm, own in zip(arms, values, strict=True)]
-        sides = "less" if one_sided(claim) else "two-sided"
+        sides: Sides = "less" if one_sided(claim) else "two-sided"
         look = look_state([planned[0], planned[1]], there, plan.looks, alpha=claim.alpha / divided, sides=sides)
         if look.level is not None:
             values = [_only(own, seeds) for own, seeds in zip(values, look.seeds, strict=True)]
