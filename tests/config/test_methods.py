@@ -95,6 +95,7 @@ def test_a_part_of_another_method_is_refused():
         ("vlm-ppo-lag", {"signal": {"reference": float("nan")}}, "reference is nan; it must lie between 0 and 1"),
         ("vlm-ppo-lag", {"signal": {"multiplier": {"budget": -5.0}}}, "budget is -5.0; it must lie between 0 and 1"),
         ("vlm-ppo-lag", {"signal": {"device": "foo"}}, "signal.device is 'foo'; expected auto, cpu"),
+        ("vlm-ppo-lag", {"signal": {"device": "mps"}}, "signal.device is 'mps'; expected auto, cpu"),
     ],
 )
 def test_a_signal_that_does_not_fit_its_method_is_refused(method, settings, message):

@@ -166,3 +166,12 @@ def test_an_attempt_leaves_a_folder_only_if_an_episode_is_finished(tmp_path, fin
         if finished:
             (unfinished.path / "00000-00000.json").write_text("[]")
     assert unfinished.path.exists() == finished
+
+
+def test_a_name_with_the_characters_of_a_glob_stands_for_itself(tmp_path):
+    plan = SimpleNamespace(fingerprint="abc", identity={})
+    unfinished = UnfinishedEvaluation(tmp_path / "held[1]*.parquet", plan)
+    own, foreign = tmp_path / "held[1]*.partial-older", tmp_path / "held1-out.partial-older"
+    for folder in (own, foreign):
+        folder.mkdir()
+    assert unfinished.others() == [own]

@@ -45,7 +45,7 @@ DRIVER = "driver:"
 _SHORTEST_EPOCH = 20
 """The least number of steps in an epoch that an error message proposes."""
 
-_DEVICES = Pattern(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
+_DEVICES = Pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
 
 
 @dataclass(frozen=True)

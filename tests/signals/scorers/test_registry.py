@@ -63,6 +63,23 @@ def test_large_models_are_calibrated_on_ten_times_the_frames():
     assert [parse_scorer(name).calibration_frames for name in names] == [500, 5000, 500, 500]
 
 
+def test_only_the_models_own_name_says_that_it_is_large(tmp_path, monkeypatch):
+    cached = tmp_path / "models--openai--clip-vit-large-patch14" / "snapshots" / "0123"
+    here = tmp_path / "clip-vit-large-patch14"
+    for folder in (cached, here):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    frames = {
+        "clip:large-models/clip-vit-base-patch32": 500,
+        "clip:/data/large/clip-vit-base-patch32": 500,
+        "clip:someone/clip-enlarged": 500,
+        "clip:/data/base/CLIP-ViT-Large-patch14/": 5000,
+        f"clip:{cached}": 5000,
+        "clip:.": 5000,
+    }
+    assert {name: parse_scorer(name).calibration_frames for name in frames} == frames
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

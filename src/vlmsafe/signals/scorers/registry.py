@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
@@ -140,8 +142,16 @@ class ScorerName:
     @property
     def calibration_frames(self) -> int:
         """How many frames the gate is calibrated on by default."""
-        large = self.kind.large is not None and self.kind.large in self.argument.lower()
-        return 5000 if large else 500
+        words = re.split("[^a-z]+", self._model.lower())
+        return 5000 if self.kind.large in words else 500
+
+    @property
+    def _model(self) -> str:
+        """The name of the model itself, without the organisation or the folders in which it lies."""
+        path = PurePath(self.absolute.argument)
+        if path.parent.name == "snapshots":  # the cache of the hub: models--<organisation>--<name>/snapshots/<commit>
+            return path.parent.parent.name.rpartition("--")[2]
+        return path.name
 
 
 def _embedded(loading: Loading) -> Scorer:
