@@ -54,9 +54,13 @@ def test_two_models_may_load_at_the_same_time(before):
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_setting_behind(before):
-    with pytest.raises(OSError, match="damaged"), quiet():
-        assert [log.level for log in LOGS] == [logging.ERROR] * 2
-        raise OSError("damaged")
+    def load():
+        with quiet():
+            assert [log.level for log in LOGS] == [logging.ERROR] * 2
+            raise OSError("damaged")
+
+    with pytest.raises(OSError, match="damaged"):
+        load()
     assert state() == before
 
 

@@ -136,7 +136,7 @@ def test_a_service_gives_what_a_private_scorer_gives_bit_for_bit(tmp_path, place
         private = make_scorer(name, prompts, **settings)
         shared = make_scorer(name, prompts, **settings, service=str(place.address))
         assert isinstance(shared, ServiceScorer)
-        for attribute in ("looks_at", "rules", "bounds", "calibrated", "frames", "groups"):
+        for attribute in ("looks_at", "rules", "bounds", "gate", "frames", "groups"):
             assert getattr(shared, attribute) == getattr(private, attribute), attribute
         assert shared.describe() == {**private.describe(), "service": str(place.address)}
         assert shared.notes("gym:Other-v0") == private.notes("gym:Other-v0")

@@ -30,7 +30,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
 from vlmsafe.io.source import SourceHash, hash_source, loaded_files, stale_files, unseen_files
-from vlmsafe.signals.scorers.api import ALL_RULES, COSINE_RULES, YES_NO_RULES, InputKind, Precision, Rule, Scorer
+from vlmsafe.signals.scorers.api import (
+    ALL_RULES,
+    COSINE_RULES,
+    YES_NO_RULES,
+    GateKind,
+    InputKind,
+    Precision,
+    Rule,
+    Scorer,
+)
 
 if TYPE_CHECKING:  # settings are read without prompts, which need YAML
     from vlmsafe.signals.prompts import PromptSet
@@ -79,10 +88,8 @@ class ScorerKind:
     only the loaded scorer knows, or no text."""
     rules: tuple[Rule, ...] | None = None
     """The scoring rules for its similarities; None where only the loaded scorer can say."""
-    gate: Literal["prior-symmetric", "calibrated", "probability"] = "prior-symmetric"
+    gate: GateKind = "prior-symmetric"
     """What the gate 'auto' of a run stands for."""
-    trace_gate: Literal["prior-symmetric", "probability"] = "prior-symmetric"
-    """The gate in a trace of a run that has another scorer, or no gate: nothing calibrates it there."""
     precision: Precision = "float32"
     """Number format where the caller chooses none."""
     batch: int = 64
@@ -316,11 +323,6 @@ KINDS = {
             packages=("torch", "transformers"),
             large="large",
         ),
-        # Known problem: the gates and the precision below do not suit this model. They apply wherever its own method,
-        # `qwen2-vl-conf`, does not set them: in other methods, traces, prompt benches and the wrapper. The
-        # prior-symmetric gate has the scale of CLIP's margins; differences of probabilities are far larger, so kappa is
-        # nearly always 1, and the gate 'probability' would fit. In float32 the 7B model takes 33 GB, twice as much as
-        # in bfloat16. The values stay until results may change.
         ScorerKind(
             "qwen2-vl",
             _qwen2_vl,
@@ -331,9 +333,9 @@ KINDS = {
             looks_at="frame",
             compares="descriptions",
             rules=YES_NO_RULES,
-            gate="prior-symmetric",
-            trace_gate="prior-symmetric",
-            precision="float32",
+            gate="probability",  # differences of probabilities are far larger than CLIP's margins
+            precision="bfloat16",  # in float32 the 7B model takes 33 GB
+            batch=16,
             shared=True,
             downloaded=True,
             wants_gpu=True,

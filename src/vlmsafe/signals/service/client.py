@@ -24,6 +24,7 @@ from vlmsafe.io.source import SourceHash
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import (
     SAME_MODEL,
+    GateKind,
     InputKind,
     Inputs,
     Rule,
@@ -76,14 +77,14 @@ def describe_scorer(scorer: Scorer) -> dict[str, Any]:
     return {
         "rules": list(scorer.rules),
         "bounds": list(scorer.bounds),
-        "calibrated": scorer.calibrated,
+        "gate": scorer.gate,
         "frames": scorer.frames,
         "groups": list(scorer.groups),
         "description": scorer.describe() | ({"source": scorer.source.to_dict()} if scorer.source is not None else {}),
     }
 
 
-_ABOUT = {"rules": list, "bounds": list, "calibrated": bool, "frames": int, "groups": list, "description": dict}
+_ABOUT = {"rules": list, "bounds": list, "gate": str, "frames": int, "groups": list, "description": dict}
 
 
 class ServiceScorer(Scorer):
@@ -92,7 +93,7 @@ class ServiceScorer(Scorer):
     looks_at: ClassVar[InputKind] = "frame"
     rules: tuple[Rule, ...]  # type: ignore[misc]
     bounds: tuple[float, float]  # type: ignore[misc]
-    calibrated: bool  # type: ignore[misc]
+    gate: GateKind  # type: ignore[misc]
 
     def __init__(
         self,
@@ -236,7 +237,7 @@ class ServiceScorer(Scorer):
             )
         self._about = about
         self.rules, self.bounds = tuple(about["rules"]), (about["bounds"][0], about["bounds"][1])
-        self.calibrated, self.frames = about["calibrated"], about["frames"]
+        self.gate, self.frames = about["gate"], about["frames"]
         self.groups = (about["groups"][0], about["groups"][1])
         source = about["description"].get("source")
         self.source = SourceHash.from_dict(source) if isinstance(source, dict) else None

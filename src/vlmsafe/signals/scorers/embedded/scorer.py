@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class EmbeddedScorer(DualEncoder):
     """Cosines of frames with prompts, from a model of this project."""
 
-    calibrated = True
+    gate = "calibrated"
 
     def __init__(
         self,
