@@ -170,8 +170,8 @@ class Scoring(FrameScoring):
 
     def check_probe(self, then: list[float] | None) -> None:
         """Refuse a model that scores the fixed picture differently, beyond rounding on another device."""
-        now = self.probe()
-        if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL):
+        now, tolerance = self.probe(), SAME_MODEL[self.config.precision or "float32"]
+        if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=tolerance):
             difference = float(np.abs(np.subtract(now, then)).max())
             raise RunError(
                 f"the scorer '{self.config.scorer}' is not the one this run began with: similarities of the same "

@@ -263,8 +263,69 @@ def test_a_service_that_comes_back_with_another_model_is_refused(place, monkeypa
     place.stop()
     monkeypatch.setattr(frame_scorer.FrameScorer, "__init__", _otherwise(frame_scorer.FrameScorer.__init__))
     place.start()
-    with pytest.raises(RunError, match="came back with another model: similarities of the same picture differ by"):
+    with pytest.raises(RunError, match="came back with another model: similarities of the same pictures differ by"):
         client.score(frames(2))
+    client.close()
+
+
+class Rounding(Scorer):
+    """Rounds by the size of its batch, as bfloat16 does; `shift` makes it another model."""
+
+    looks_at = "frame"
+    rules = ("decoupled",)
+    groups = (1, 1)
+
+    def __init__(self, shift: float = 0.0) -> None:
+        self.shift = shift
+
+    def score(self, inputs: np.ndarray) -> np.ndarray:
+        return (inputs[:, 0, 0, :2] / 510.0 + 0.01 * len(inputs) + self.shift).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "shift", "refused"),
+    [("float32", 0.0, False), ("float32", 0.01, True), ("bfloat16", 0.01, False), ("bfloat16", 0.05, True)],
+)
+def test_a_service_that_comes_back_is_known_by_equal_batches_and_by_its_precision(local, precision, shift, refused):
+    spec = dataclasses.replace(SPEC, precision=precision)
+    local.start(Engine(make=lambda spec, prompts: Rounding()))
+    client = local.client(spec)
+    blocks = [frames(8, seed) for seed in range(3)]
+    for block in blocks:
+        client.score(block)
+    local.stop()
+    local.start(Engine(make=lambda spec, prompts: Rounding(shift)))
+    with pytest.raises(RunError, match="another model") if refused else nullcontext():
+        np.testing.assert_array_equal(client.score(blocks[1]), Rounding(shift).score(blocks[1]))
+    client.close()
+
+
+def test_services_that_end_on_the_same_frames_each_time_end_the_run_resumably(place, monkeypatch):
+    """The connection breaks as when the process dies, and the next service is there at once, as if supervised."""
+    died, deadline = [], time.monotonic() + 60.0
+
+    def die(connection, message, layout):
+        died.append(message)
+        raise ConnectionResetError
+
+    place.start()
+    client = place.client(wait=600.0, give_up=lambda: time.monotonic() > deadline)
+    client.score(frames(3))
+    with monkeypatch.context() as patched:
+        patched.setattr("vlmsafe.signals.service.server._Connection._score", die)
+        with pytest.raises(RunError, match=r"went away 5 times in a row before it had answered .*resume the run"):
+            client.score(frames(2, 1))
+    assert len(died) == 5
+    client.close()
+
+
+def test_a_service_that_is_lost_now_and_then_may_be_lost_for_ever(local, monkeypatch):
+    local.start()
+    client = local.client(wait=600.0)
+    for seed in range(7):
+        for connection in list(local.server._connections):  # as when the process is killed
+            connection._hang_up()
+        np.testing.assert_array_equal(client.score(frames(2, seed)), FrameScorer(ONE).score(frames(2, seed)))
     client.close()
 
 

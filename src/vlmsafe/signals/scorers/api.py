@@ -31,8 +31,9 @@ COSINE_RULES: tuple[Rule, ...] = ("decoupled", "coupled", "clg")
 YES_NO_RULES: tuple[Rule, ...] = ("yes-no", "decoupled")
 """The rules for probabilities of an answer."""
 
-SAME_MODEL = 5e-3
-"""How far two similarities of one picture may differ: devices differ by less than this, models by more."""
+SAME_MODEL: dict[Precision, float] = {"float32": 5e-3, "bfloat16": 3e-2}
+"""How far two similarities of one picture may differ, by precision: devices differ by less than this, models by more.
+bfloat16 has three digits, and the probabilities of Qwen2-VL differ by up to 0.013 between batches of two sizes."""
 
 GateKind = Literal["prior-symmetric", "calibrated", "probability"]
 """The gates that a scorer may have of its own, see `vlmsafe.signals.gate`."""

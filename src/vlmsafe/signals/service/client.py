@@ -2,7 +2,8 @@
 
 Frames are copied once, into slots; on the same machine the service reads them there. They stay in their slots until
 their similarities have come. When the connection breaks, the client waits for a service, checks that its model is the
-same, and sends all unanswered frames again. The run only takes longer.
+same, and sends all unanswered frames again. The run only takes longer. If service after service goes away before it has
+answered, the run stops: the frames themselves may be what ends them.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class ServiceScorer(Scorer):
         self._slots: _Slots | None = None
         self._asked: deque[_Asked] = deque()  # unanswered, the oldest first
         self._sent: set[_Asked] = set()  # those of them that this connection has
-        self._first: tuple[NDArray[np.uint8], Similarities] | None = None  # a frame, and what the service made of it
+        self._first: Similarities | None = None  # of the first block, whose frames stay in a slot of their own
         self._about: dict[str, Any] = {}  # what `describe_scorer` gave in the service
         self._connection = Connection(address, locate, wait, give_up, self._greet)
         self._connection.attempt(lambda channel: None)
@@ -201,7 +202,9 @@ class ServiceScorer(Scorer):
             if oldest.found.shape != (oldest.count, sum(self.groups)):
                 raise Malformed(f"the scoring service at {self._connection.address} answered for other frames")
             if self._first is None:
-                self._first = (self._slots.blocks[oldest.slot, :1].copy(), oldest.found[:1].copy())
+                self._slots.blocks[self._slots.kept, : oldest.count] = self._slots.blocks[oldest.slot, : oldest.count]
+                self._first = oldest.found.copy()
+        self._connection.progressed()
         self._asked.popleft()
         self._sent.discard(oldest)
         self._slots.free.append(oldest.slot)
@@ -218,7 +221,7 @@ class ServiceScorer(Scorer):
                     f"{self._spec.batch}; lower it, or score without a service"
                 )
             self._connection.hang_up()
-            layout = Layout((shape[0], shape[1], shape[2]), self._spec.batch, self._slot_count)
+            layout = Layout((shape[0], shape[1], shape[2]), self._spec.batch, self._slot_count + 1)
             self._slots = _Slots(layout, self._connection.address)
             self._first = None
         return self._slots
@@ -252,24 +255,22 @@ class ServiceScorer(Scorer):
                 self._send(channel, asked)
 
     def _recognise(self, channel: Channel, slots: _Slots) -> None:
-        """Score the first frame again. If the result differs, the model has changed, and the run must not go on."""
+        """Score the first block again. If the result differs, the model has changed, and the run must not go on.
+
+        It is the whole block, because batches of another size are rounded differently.
+        """
         if self._first is None:
             return
-        frame, then = self._first
-        probe = _Asked(0, 1)
-        # All slots may hold frames that wait to be sent again, so one frame is put aside.
-        borrowed = slots.blocks[probe.slot, :1].copy()
-        slots.blocks[probe.slot, :1] = frame
-        try:
-            self._send(channel, probe)
-            now = read_scores(self._connection.receive(channel, Kind.SCORES, probe.number).body)
-        finally:
-            slots.blocks[probe.slot, :1] = borrowed
-            self._sent.discard(probe)
-        if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL):
+        then = self._first
+        probe = _Asked(slots.kept, len(then))
+        self._send(channel, probe)
+        self._sent.discard(probe)
+        now = read_scores(self._connection.receive(channel, Kind.SCORES, probe.number).body)
+        if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL[self._spec.precision]):
+            by = f"differ by up to {np.abs(now - then).max():.3g}" if now.shape == then.shape else "have another shape"
             raise RunError(
                 f"the scoring service at {self._connection.address} came back with another model: similarities of the "
-                f"same picture differ by up to {np.abs(now - then).max():.3g}. Put the model back and resume the run"
+                f"same pictures {by}. Put the model back and resume the run"
             )
 
 
@@ -287,7 +288,8 @@ class _Slots:
 
     def __init__(self, layout: Layout, address: Address) -> None:
         self.layout, self.fd = layout, None
-        self.free = list(range(layout.slots))
+        self.kept = layout.slots - 1  # for the first block, by which a service that comes back is recognised
+        self.free = list(range(self.kept))
         memory: Any
         if address.kind == "unix" and hasattr(os, "memfd_create"):
             # It has no name, so nothing is left behind when the process ends.

@@ -27,6 +27,7 @@ T = TypeVar("T")
 _TRY_SECONDS = 0.2  # between two attempts to connect
 _SPEAK_SECONDS = 2.0  # of waiting before the user is told about it
 _SILENCE_SECONDS = 20.0  # without a sign of life before a service counts as hanging
+_LOSSES = 5  # connections in a row that may break before anything is answered
 
 
 class Connection:
@@ -49,6 +50,8 @@ class Connection:
         self._locate, self._wait, self._give_up, self._greet = locate, wait, give_up, greet
         self._heard = time.monotonic()  # when the service last gave a sign of life
         self._reached = False  # whether there has ever been a connection
+        self._dialled = False  # whether there is a connection that has not been counted as lost
+        self._losses = 0  # connections since the last answer that broke
         self._closed = threading.Event()
 
     def attempt(self, action: Callable[[Channel], T]) -> T:
@@ -61,6 +64,7 @@ class Connection:
                 return action(self.channel if self.channel is not None else self._connect())
             except (OSError, UnicodeError, ServiceStopped) as error:
                 self.hang_up()
+                self._count_loss(error)
                 away = time.monotonic() - max(begun, self._heard)
                 if away > self._wait:
                     raise RunError(self._farewell(away, error)) from None
@@ -82,6 +86,10 @@ class Connection:
             if message.kind is not kind or message.number != number:
                 raise Malformed(f"the scoring service at {self.address} answered {message.kind.name}, not {kind.name}")
             return message
+
+    def progressed(self) -> None:
+        """Note that the service has answered for frames; losses are counted from here."""
+        self._losses = 0
 
     def open_again(self) -> None:
         """Undo `close`: the next attempt connects again."""
@@ -105,6 +113,7 @@ class Connection:
         if self._locate is not None:
             self.address = self._locate()
         self.channel = Channel(_dial(self.address))
+        self._dialled = True
         try:
             self._greet(self.channel)
         except BaseException:
@@ -112,6 +121,23 @@ class Connection:
             raise
         self._reached = True
         return self.channel
+
+    def _count_loss(self, error: BaseException) -> None:
+        """Give up on services that break off one after another; what they are asked may be what ends them."""
+        if self._dialled and not isinstance(error, ServiceStopped):
+            self._losses += 1
+        self._dialled = False
+        if self._losses < _LOSSES:
+            return
+        raise RunError(
+            f"the scoring service at {self.address} went away {self._losses} times in a row before it had answered "
+            f"({_reason(error)}), so the model or these frames may be what ends it; see its log"
+            + (
+                ', then resume the run, or resume it with --signal.service "" to score by itself'
+                if self._reached
+                else ""
+            )
+        )
 
     def _check_given_up(self) -> None:
         if self._closed.is_set() or self._give_up():
