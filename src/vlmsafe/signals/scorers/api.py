@@ -106,6 +106,13 @@ class Scorer(abc.ABC):
         """
         return None
 
+    def with_batch(self, batch: int) -> Scorer:
+        """The scorer for batches of another size, with the same model in memory; most scorers take batches of any size.
+
+        It may be called while another thread scores.
+        """
+        return self
+
     def describe(self) -> dict[str, Any]:
         """Model, revision, device, precision and the like, as plain values; a run records it."""
         return {}

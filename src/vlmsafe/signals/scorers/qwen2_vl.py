@@ -135,6 +135,11 @@ class Qwen2VLScorer(Scorer):
         other._ask(prompts)
         return other
 
+    def with_batch(self, batch: int) -> Qwen2VLScorer:
+        other = copy.copy(self)
+        other._batch = batch
+        return other
+
     @torch.inference_mode()
     def score(self, inputs: Inputs) -> Similarities:
         check_frames(inputs)

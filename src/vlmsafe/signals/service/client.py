@@ -36,7 +36,7 @@ from vlmsafe.signals.scorers.api import (
 )
 from vlmsafe.signals.service import ray_pool
 from vlmsafe.signals.service.connection import Connection
-from vlmsafe.signals.service.spec import Address, ModelSpec, parse_address
+from vlmsafe.signals.service.spec import TOKEN, Address, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
     BLOCK_LIMIT,
     F_ADD_SEALS,
@@ -231,7 +231,9 @@ class ServiceScorer(Scorer):
     def _greet(self, channel: Channel) -> None:
         """Open the model, and ask again what was not answered on the connection before."""
         self._sent.clear()
-        channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts, self._threads))
+        address = self._connection.address
+        token = "" if channel.local else address.token or os.environ.get(TOKEN, "")
+        channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts, self._threads, token))
         about = fields(self._connection.receive(channel, Kind.OPENED).body, _ABOUT)
         if self._about and _identity(about) != _identity(self._about):
             raise RunError(

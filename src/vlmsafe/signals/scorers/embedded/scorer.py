@@ -84,6 +84,11 @@ class EmbeddedScorer(DualEncoder):
         other._read(prompts)
         return other
 
+    def with_batch(self, batch: int) -> EmbeddedScorer:
+        other = copy.copy(self)
+        other.batch, other._pipelines = batch, {}  # their buffers hold batches of one size
+        return other
+
     @torch.inference_mode()
     def _begin(self, parts: Sequence[Part]) -> Callable[[], list[Similarities]]:
         if not self.whole:
