@@ -85,9 +85,9 @@ def gated_scorers(
     """Load scorers by name; without names those of `default_scorers`.
 
     Prompts are by default the run's own, or the environment's if the run has none. The run's own scorer with its own
-    prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has the gate
-    and the precision of its kind, and so has the gate of a run without one; where the kind's gate is calibrated, it is
-    the prior-symmetric one, because nothing calibrates it here. A single scorer has the label '', several are labelled
+    prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has its
+    own gate and the precision of its kind, and so has the scorer of a run without a gate. A gate that would be
+    calibrated is the prior-symmetric one, because nothing calibrates it here. A single scorer has the label '', several are labelled
     by their kind.
     """
     signal = plan.run.config.signal
@@ -107,7 +107,7 @@ def gated_scorers(
             service=service,
             service_wait=signal.service_wait,
         )
-        gate = uncalibrated(name.kind.gate)
+        gate = uncalibrated(scorer.gate)
         if str(name) == own and prompts is None:
             gate = _own_gate(plan, gate)
             mark = "scorer."
