@@ -49,7 +49,7 @@ class TraceCommand:
     batch: int | None = None
     """Frames scored at a time; by default the scorer's own number."""
     service: str = ""
-    """Address of a scoring service that holds the models, as `vlmsafe serve` prints it; by default they are loaded here."""
+    """Address of a scoring service, as `vlmsafe serve` prints it; by default the models are loaded here."""
     processes: int | None = None
     """Simulators at a time; by default one per core."""
     allow_untrained: bool = False

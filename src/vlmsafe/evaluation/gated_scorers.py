@@ -85,10 +85,10 @@ def gated_scorers(
     """Load scorers by name; without names those of `default_scorers`.
 
     Prompts are by default the run's own, or the environment's if the run has none. The run's own scorer with its own
-    prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has its
-    own gate and the precision of its kind, and so has the scorer of a run without a gate. A gate that would be
-    calibrated is the prior-symmetric one, because nothing calibrates it here. A single scorer has the label '', several are labelled
-    by their kind.
+    prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has its own
+    gate and the precision of its kind, and so has the scorer of a run without a gate. A gate that would be calibrated
+    is the prior-symmetric one, because nothing calibrates it here. A single scorer has the label '', several are
+    labelled by their kind.
     """
     signal = plan.run.config.signal
     own = None if signal.scorer == NO_SCORER else signal.scorer

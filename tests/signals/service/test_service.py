@@ -671,6 +671,18 @@ def test_the_command_does_not_serve_tcp_without_a_token(monkeypatch, capsys):
     assert f"asks its clients for a token; set the environment variable {TOKEN}" in capsys.readouterr().err
 
 
+def test_the_command_listens_in_the_users_directory_unless_it_is_told_where(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    served = []
+    monkeypatch.setattr("vlmsafe.signals.service.server.serve", lambda address, **options: served.append(str(address)))
+    main(["serve"])
+    main(["serve", "--socket", str(tmp_path / "mine")])
+    assert served == [f"unix:{tmp_path / 'vlmsafe' / 'scorer'}", f"unix:{tmp_path / 'mine'}"]
+    with pytest.raises(SystemExit):
+        main(["serve", "--socket", "a", "--tcp", "127.0.0.1:7000"])
+    assert "a service listens at one place" in capsys.readouterr().err
+
+
 def test_a_socket_of_another_user_is_refused(local, monkeypatch):
     local.start()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
