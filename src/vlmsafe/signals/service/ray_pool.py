@@ -81,7 +81,7 @@ def ask(name: str) -> Address:
         last = (answer.stderr.strip().splitlines() or ["it gave no reason"])[-1]
         reason = f"Ray has no service '{name}' now" if answer.returncode == _NOT_THERE else last
         raise ConnectionError(reason)
-    place, _, token = answer.stdout.splitlines()[-1].partition(" ")
+    place, _, token = answer.stdout.splitlines()[-1].rpartition(" ")  # a path may have spaces
     return replace(parse_address(place), token=token)
 
 
