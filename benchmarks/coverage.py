@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tyro
@@ -20,8 +21,8 @@ from numpy.typing import NDArray
 
 from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.intervals import Interval, mean_interval, permutation_interval, welch_interval
-from vlmsafe.analysis.resampling import bootstrap_mean, bootstrap_mean_difference
-from vlmsafe.comparison.claims import Claim, Test
+from vlmsafe.analysis.resampling import PercentileInterval, bootstrap_mean, bootstrap_mean_difference
+from vlmsafe.comparison.claims import Claim, Correction, Test
 from vlmsafe.comparison.decisions import Tested, decide
 from vlmsafe.comparison.judging import judge
 
@@ -155,10 +156,10 @@ def families(options: Options) -> Iterator[str]:
         yield f"| {size} | " + " | ".join(map(_percent, wrong.mean(axis=0))) + " |"
 
 
-_RULES = (("none", 5), ("holm", 3), ("holm", 5))
+_RULES: tuple[tuple[Correction, int], ...] = (("none", 5), ("holm", 3), ("holm", 5))
 
 
-def covers(interval: Interval, value: float) -> bool:
+def covers(interval: Interval | PercentileInterval, value: float) -> bool:
     return bool(interval.low <= value <= interval.high)
 
 
@@ -172,7 +173,7 @@ def _cases() -> Iterator[tuple[int, str, Shape]]:
             yield size, name, shape
 
 
-def _percent(share: float) -> str:
+def _percent(share: float | np.floating[Any]) -> str:
     return f"{100 * share:.1f}"
 
 

@@ -16,7 +16,7 @@ import vlmsafe
 ROOMS = (
     "errors", "kernels", "io", "numerics", "envs", "signals", "config", "learners", "analysis", "runs", "training",
     "verification", "evaluation", "cloning", "distillation", "comparison", "audit", "paper", "report", "studies",
-    "wrapper", "doctor", "cli",
+    "export", "wrapper", "doctor", "cli",
 )  # fmt: skip
 SOURCE = Path(vlmsafe.__file__).parent
 # A literal name in code, such as that of a module to start with `python -m`, counts as an import too.

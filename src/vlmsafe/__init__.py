@@ -11,6 +11,7 @@ trace            record evaluation episodes step by step, with the scores of sco
 verify           compute parts of a run again and compare them with its record
 audit            say what a comparison of runs can and cannot show
 report           write a report on runs: one HTML page, with tables and figures
+export           write runs, evaluations and findings for other tools: CSV, MLflow, Weights & Biases
 load_study       read and check a study file
 run_study        train, evaluate and trace every run of a study
 make_env         start an environment
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from vlmsafe.errors import VlmsafeError
     from vlmsafe.evaluation.evaluate import evaluate
     from vlmsafe.evaluation.trace.record import trace
+    from vlmsafe.export.api import export
     from vlmsafe.runs.drivers import drivers
     from vlmsafe.runs.run import Run
     from vlmsafe.signals.scorers.api import Scorer
@@ -64,6 +66,7 @@ __all__ = [
     "clone",
     "drivers",
     "evaluate",
+    "export",
     "load_study",
     "make_env",
     "report",
@@ -91,6 +94,7 @@ _MODULES = {
     "clone": "vlmsafe.cloning.clone",
     "drivers": "vlmsafe.runs.drivers",
     "evaluate": "vlmsafe.evaluation.evaluate",
+    "export": "vlmsafe.export.api",
     "load_study": "vlmsafe.studies.api",
     "make_env": "vlmsafe.envs.registry",
     "report": "vlmsafe.studies.api",
@@ -116,7 +120,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(types.ModuleType):
-    """Keeps `vlmsafe.audit`, `vlmsafe.drivers` and `vlmsafe.report` functions, although folders have these names.
+    """Keeps `vlmsafe.audit`, `drivers`, `export` and `report` functions, although folders have these names.
 
     After it has loaded a subpackage, the import system binds it on its parent. That would hide the function. Import
     modules of these packages with `from vlmsafe.audit import findings`: `import vlmsafe.audit.findings as f` fails.

@@ -23,10 +23,9 @@ from published_runs import (
 )
 
 from vlmsafe.analysis.exact_tests import permutation_test, sign_flip_test
-from vlmsafe.analysis.resampling import bootstrap_mean, bootstrap_mean_difference, bootstrap_pooled_difference
+from vlmsafe.analysis.resampling import bootstrap_mean, bootstrap_mean_difference
 from vlmsafe.analysis.statistics import (
     Pairs,
-    clusters,
     correlation,
     pair_by_seed,
     paired_t_test,
@@ -98,24 +97,17 @@ class IntervalCase:
     unit: float
     rounding: float
     """How far the estimate may move by rounding of the inputs."""
-    episodes: int = 0
 
     @property
     def call(self) -> str:
-        if self.second is None:
-            return "bootstrap_mean"
-        return "bootstrap_pooled_difference" if self.episodes else "bootstrap_mean_difference"
+        return "bootstrap_mean" if self.second is None else "bootstrap_mean_difference"
 
     def computed(self) -> list[float]:
         if self.second is None:
             found = bootstrap_mean(self.first)
-        elif self.episodes:
-            counts = [clusters(arm * self.episodes / 100, self.episodes) for arm in (self.first, self.second)]
-            found = bootstrap_pooled_difference(*counts)
         else:
             found = bootstrap_mean_difference(self.first, self.second)
-        percent = 100 if self.episodes else 1
-        return [percent * number for number in (found.estimate, found.low, found.high)]
+        return [found.estimate, found.low, found.high]
 
     def steps(self) -> list[int]:
         """How many possible values lie between each published end and the limit's."""
@@ -132,12 +124,12 @@ def interval_cases() -> list[IntervalCase]:
         row = table("generalisation", environment=f"metadrive-{level}")[0]
         published = (difference, row["difference_low_pp"], row["difference_high_pp"])
         arms = metadrive(level, SIGNAL), metadrive(level, BASELINE)
-        cases.append(IntervalCase(f"MetaDrive {level}, catastrophe, pp", published, *arms, 2.0, 0.0, 50))
+        cases.append(IntervalCase(f"MetaDrive {level}, catastrophe, pp", published, *arms, 2.0, 0.0))
     arms = metadrive("hard", SIGNAL, "violation_pct"), metadrive("hard", BASELINE, "violation_pct")
-    cases.append(IntervalCase("MetaDrive hard, violation, pp", ("-13.2", "-24.4", "-2.2"), *arms, 2.0, 0.0, 50))
+    cases.append(IntervalCase("MetaDrive hard, violation, pp", ("-13.2", "-24.4", "-2.2"), *arms, 2.0, 0.0))
     row = table("generalisation", environment="bullet-car-reach")[0]
     published = ("", row["difference_low_pp"], row["difference_high_pp"])
-    cases.append(IntervalCase("Bullet, catastrophe, pp", published, bullet(SIGNAL), bullet(BASELINE), 0.5, 0.0, 200))
+    cases.append(IntervalCase("Bullet, catastrophe, pp", published, bullet(SIGNAL), bullet(BASELINE), 0.5, 0.0))
     cases.append(
         IntervalCase(
             "family A, last-10 cost, one sample",
@@ -342,9 +334,9 @@ def summary_cases() -> list[SummaryCase]:
         ("medium", "-7.7", "10.5, 8.0"),
         ("hard", "38.6", "12.2, 8.9"),
     ):
-        rates = [clusters(metadrive(level, arm) / 2, 50) for arm in (BASELINE, SIGNAL)]
-        change = 100 * relative_reduction(rates[0].pooled, rates[1].pooled)
-        spread = ", ".join(f"{100 * summary(arm.per_run).std:.1f}" for arm in rates)
+        rates = [summary(metadrive(level, arm)) for arm in (BASELINE, SIGNAL)]
+        change = 100 * relative_reduction(rates[0].mean, rates[1].mean)
+        spread = ", ".join(f"{arm.std:.1f}" for arm in rates)
         cases.append(
             SummaryCase(f"MetaDrive {level}, relative change, %", "relative_reduction", published, f"{change:.1f}")
         )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from vlmsafe import evaluate, train
-from vlmsafe.analysis.resampling import bootstrap_pooled_difference
+from vlmsafe.analysis.resampling import bootstrap_mean_difference
 from vlmsafe.analysis.returns import cost_correlations, passive, passive_episodes, return_parts, return_table
 from vlmsafe.analysis.tables import stacked
 from vlmsafe.errors import InputError
@@ -176,7 +176,7 @@ def test_passivity_of_two_arms_can_be_compared_over_runs():
     first = passive([idle, idle], [idle, busy], 20.0)
     second = passive([busy, busy], [idle, busy], 20.0)
     assert (first.pooled, second.pooled) == (0.5, 0.0)
-    assert bootstrap_pooled_difference(first, second, resamples=200).estimate == 0.5
+    assert bootstrap_mean_difference(first.per_run, second.per_run, resamples=200).estimate == 0.5
 
 
 def test_bad_input_is_named():

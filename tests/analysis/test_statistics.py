@@ -20,24 +20,16 @@ from vlmsafe.analysis.exact_tests import (
     smallest_permutation_p,
     smallest_sign_flip_p,
 )
-from vlmsafe.analysis.resampling import (
-    bootstrap_mean,
-    bootstrap_mean_difference,
-    bootstrap_paired_difference,
-    bootstrap_pooled_difference,
-)
+from vlmsafe.analysis.resampling import bootstrap_mean, bootstrap_mean_difference, bootstrap_paired_difference
 from vlmsafe.analysis.statistics import (
     clusters,
     correlation,
-    episodes_over,
-    interquartile_mean,
     pair_by_seed,
     paired_t_test,
-    pooled_episodes,
     relative_reduction,
-    safety_rates,
     seeds_within,
     summary,
+    thresholds,
     welch_t_test,
     wins,
 )
@@ -250,29 +242,11 @@ def test_equal_runs_give_an_interval_of_no_width(n, m, first, second):
     assert (found.low, found.high) == pytest.approx((found.estimate, found.estimate), abs=1e-9)
 
 
-def test_pooled_bootstrap_of_equally_long_runs_is_that_of_the_runs_means():
-    rng = np.random.default_rng(0)
-    first, second = rng.integers(0, 50, 6), rng.integers(0, 50, 4)
-    pooled = bootstrap_pooled_difference(clusters(first, 50), clusters(second, 50), seed=5)
-    means = bootstrap_mean_difference(first / 50, second / 50, seed=5)
-    assert astuple(pooled)[:5] == pytest.approx(astuple(means)[:5])
-
-
-def test_pooled_bootstrap_weighs_runs_by_their_episodes():
-    """One run of 90 episodes and one of 10: every resample pools both copies of whatever was drawn."""
-    arm, other = clusters([90, 0], [90, 10]), clusters([0], [10])
-    found = bootstrap_pooled_difference(arm, other, level=0.4)
-    assert found.estimate == 0.9
-    assert (found.low, found.high) == (0.9, 0.9)  # a quarter each is 0 and 1, half is 0.9
-    whole = bootstrap_pooled_difference(arm, other)
-    assert (whole.low, whole.high) == (0.0, 1.0)
-
-
 def test_resampling_runs_is_wider_than_resampling_their_episodes_where_runs_differ():
     rng = np.random.default_rng(0)
     runs = [rng.random(50) < rate for rate in (0.05, 0.2, 0.6, 0.9)]
     other = [rng.random(50) < 0.5 for _ in range(4)]
-    by_run = bootstrap_pooled_difference(pooled_episodes(runs), pooled_episodes(other))
+    by_run = bootstrap_mean_difference(clusters(runs).per_run, clusters(other).per_run)
     by_episode = bootstrap_mean_difference(np.concatenate(runs), np.concatenate(other), unit="episodes")
     assert by_run.estimate == pytest.approx(by_episode.estimate)
     assert by_run.high - by_run.low > 2 * (by_episode.high - by_episode.low)
@@ -296,10 +270,9 @@ def test_intervals_repeat_with_their_seed_and_do_not_depend_on_portions(monkeypa
 
 
 def test_ten_thousand_resamples_of_ten_and_ten_seeds_take_well_under_a_second():
-    rng = np.random.default_rng(0)
-    arms = clusters(rng.integers(0, 50, 10), 50), clusters(rng.integers(0, 50, 10), 50)
+    arms = np.random.default_rng(0).normal(size=(2, 10))
     start = process_time()
-    assert bootstrap_pooled_difference(*arms).resamples == 10_000
+    assert bootstrap_mean_difference(*arms).resamples == 10_000
     assert process_time() - start < 0.5
 
 
@@ -308,28 +281,31 @@ def test_ten_thousand_resamples_of_ten_and_ten_seeds_take_well_under_a_second():
 
 @given(st.lists(hundredths, min_size=1, max_size=20))
 @settings(max_examples=50, deadline=None)
-def test_summary_is_the_population_one_and_iqm_drops_a_quarter_at_each_end(values):
+def test_summary_is_the_population_one(values):
     x = decimals(values)
     found = summary(x)
     assert found.n == len(x)
     assert found.std**2 * len(x) == pytest.approx(((x - found.mean) ** 2).sum(), abs=1e-9)
-    cut = len(x) // 4
-    assert interquartile_mean(x) == pytest.approx(np.sort(x)[cut : len(x) - cut].mean(), abs=1e-9)
 
 
-def test_rates_are_strict_pooled_over_episodes_and_kept_per_run():
-    runs = [[25.0, 25.5, 100.0, 101.0], [0.0, 400.0]]
-    rates = safety_rates(runs, budget=25)
-    assert rates.violation.totals.tolist() == [3, 1]
-    assert rates.catastrophe.totals.tolist() == [1, 1]
-    assert rates.violation.pooled == pytest.approx(4 / 6)
-    assert rates.catastrophe.per_run.tolist() == [0.25, 0.5]
-    assert episodes_over(runs, 25).pooled != np.mean(rates.violation.per_run)
-    assert pooled_episodes(runs).pooled == pytest.approx(np.mean(np.concatenate(runs)))
+def test_a_pooled_rate_weighs_runs_by_their_episodes_and_is_the_mean_over_runs_where_they_are_equally_many():
+    costs = [np.array([25.0, 25.5, 100.0, 101.0]), np.array([0.0, 400.0])]
+    limits = thresholds(25.0)
+    violation, catastrophe = (clusters([run > limit for run in costs]) for limit in limits.values())
+    assert violation.totals.tolist() == [3, 1]  # 25.0 is within the budget
+    assert catastrophe.per_run.tolist() == [0.25, 0.5]
+    assert violation.pooled == pytest.approx(4 / 6)
+    assert np.mean(violation.per_run) == pytest.approx(5 / 8)
+    assert not violation.even
+    equal = clusters([costs[0][:2] > 25.0, costs[1] > 25.0])
+    assert equal.even
+    assert equal.pooled == np.mean(equal.per_run)
+    assert clusters(costs).pooled == pytest.approx(np.mean(np.concatenate(costs)))
 
 
 def test_a_cost_equal_to_the_budget_is_within_it():
     assert astuple(seeds_within([24.9, 25.0, 25.1], 25)) == (2, 1)
+    assert astuple(seeds_within([24.9, 25.0, 25.1], [20, 25, 30])) == (2, 1)
 
 
 def test_wins_count_matched_seeds_in_any_order():
@@ -385,10 +361,9 @@ def test_correlations_tell_straight_from_monotone():
         (lambda: bootstrap_mean([1.0], level=95), "the level is 95; expected a share between 0 and 1"),
         (lambda: bootstrap_mean([[1.0]]), "expected a vector"),
         (lambda: bootstrap_mean(["a"]), "expected numbers"),
-        (lambda: clusters([1.0], [0]), "expected whole numbers from 1, got 0"),
-        (lambda: clusters([1.0, 2.0], [5, 5, 5]), "3 numbers of episodes for 2 runs"),
-        (lambda: safety_rates([], 25), "an arm without runs"),
-        (lambda: safety_rates([[1.0], []], 25), "episodes of run 1: 0 values"),
+        (lambda: seeds_within([1.0, 2.0], [5, 5, 5]), "3 budgets for 2 runs"),
+        (lambda: clusters([]), "an arm without runs"),
+        (lambda: clusters([[1.0], []]), "episodes of run 1: 0 values"),
         (lambda: pair_by_seed([1, 2], [0.0, 0.0], [2, 3], [0.0, 0.0]), "only in the first: 1; only in the second: 3"),
         (lambda: pair_by_seed([1, 1], [0.0, 0.0], [1, 2], [0.0, 0.0]), "a seed occurs twice"),
         (lambda: pair_by_seed([1], [0.0, 0.0], [1, 2], [0.0, 0.0]), "1 seeds for 2 values"),

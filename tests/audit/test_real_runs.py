@@ -21,7 +21,7 @@ def trained(tmp_path_factory):
     for method in ("ppo-lag", "cppo-pid"):
         for seed in SEEDS:
             config = replace(
-                method_defaults(method), env="speeding", seed=seed, total_steps=2000, steps_per_epoch=500,
+                method_defaults(method), env="speeding", seed=seed, total_steps=2000, steps_per_epoch=500, budget=36.0,
                 run_dir=folder / "speeding" / method / f"seed-{seed}",
             )  # fmt: skip
             evaluate(train(config, quiet=True), episodes=6, processes=1)
@@ -36,7 +36,7 @@ def runs(trained, tmp_path):
 def test_nothing_is_found_in_two_matched_arms(trained):
     result = audit([trained])
     assert [(finding.code, finding.evidence) for finding in result.findings] == []
-    assert [entry.codes for entry in result.unchecked] == [("cost-tracks-distance",)]
+    assert [entry.codes for entry in result.unchecked] == [("cost-tracks-distance", "progress-differs")]
     assert result.comparisons == ("speeding: 'ppo-lag' against 'cppo-pid'",)
 
 

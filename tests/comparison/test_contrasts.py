@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from vlmsafe.comparison.claims import Cell, ContrastClaim, claims_of
+from vlmsafe.comparison.claims import ContrastCell, ContrastClaim, claims_of
 from vlmsafe.comparison.contrasts import judge_cells
 from vlmsafe.errors import InputError
 
-A, B, C, D = (Cell(name, "easy") for name in ("bonus-gate", "gate", "bonus", "none"))
+A, B, C, D = (ContrastCell(name, "easy") for name in ("bonus-gate", "gate", "bonus", "none"))
 
 
 def claim(**options):

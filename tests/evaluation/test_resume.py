@@ -13,7 +13,7 @@ import pytest
 from vlmsafe import evaluate, train
 from vlmsafe.errors import RunError
 from vlmsafe.evaluation.protocols import PROTOCOLS, Protocol
-from vlmsafe.evaluation.resume import SavedTask, UnfinishedEvaluation
+from vlmsafe.evaluation.resume import SavedTask, UnfinishedEvaluation, UnfinishedTable
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.runs.run import Run
 
@@ -124,6 +124,48 @@ def test_episodes_of_another_checkpoint_are_not_mixed_in(run):
     assert evaluate(run, episodes=4, epoch=2)["cost"].equals(table["cost"])
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_longer_evaluation_of_an_older_checkpoint_is_not_replaced_without_a_note(run, overwrite):
+    newest = path_of(run.checkpoints, 3)
+    hidden = newest.rename(newest.with_suffix(".away"))
+    older = evaluate(run, episodes=4)
+    hidden.rename(newest)
+    notes = []
+    newer = evaluate(run, episodes=2, overwrite=overwrite, on_note=notes.append)
+    path, aside = run.evaluation_path("held-out"), run.evaluation_path("held-out", 2)
+    what = "they will not be kept" if overwrite else "they will be kept in held-out-epoch-00002.parquet"
+    assert notes[0] == f"{path} holds 4 episodes of epoch 2, more than the 2 of epoch 3 that replace them; {what}"
+    assert set(newer["checkpoint_epoch"]) == {3}
+    assert pl.read_parquet(path).equals(newer)
+    assert aside.exists() != overwrite
+    if not overwrite:
+        assert pl.read_parquet(aside).equals(older)
+        progress = []
+        again = evaluate(run, episodes=4, epoch=2, on_note=notes.append, on_episode=progress.append)
+        assert progress == []  # it is the table that --epoch makes
+        assert again.drop("run_finished").equals(older.drop("run_finished"))
+
+
+def test_a_longer_evaluation_is_kept_unless_one_as_long_is_kept_already(run):
+    def older(episodes):
+        newest = path_of(run.checkpoints, 3)
+        hidden = newest.rename(newest.with_suffix(".away"))
+        evaluate(run, episodes=episodes, overwrite=True)
+        hidden.rename(newest)
+
+    notes, aside = [], run.evaluation_path("held-out", 2)
+    for episodes, kept, what in ((3, 3, "will be kept in"), (2, 3, "will not be kept"), (4, 4, "will be kept in")):
+        older(episodes)
+        evaluate(run, episodes=1, on_note=notes.append)
+        assert len(pl.read_parquet(aside)) == kept
+        assert what in notes[-2]
+    evaluate(run, episodes=1, on_note=notes.append)
+    run.evaluation_path("held-out").write_bytes(b"rubbish")
+    with pytest.raises(RunError, match="is damaged"):
+        evaluate(run, episodes=1)
+    assert len(evaluate(run, episodes=1, overwrite=True)) == 1
+
+
 def test_episodes_that_share_a_simulator_begin_again_together(run, monkeypatch):
     shared = Protocol("shared", "one simulator", episodes=4, shared_simulator=True)
     monkeypatch.setitem(PROTOCOLS, "shared", shared)
@@ -161,7 +203,7 @@ def test_rows_are_written_by_the_worker_itself(tmp_path):
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_an_attempt_leaves_a_folder_only_if_an_episode_is_finished(tmp_path, finished):
-    plan = SimpleNamespace(fingerprint="abc", identity={})
+    plan = SimpleNamespace(identity={}, repeatable=True)
     with UnfinishedEvaluation(tmp_path / "held-out.parquet", plan) as unfinished:
         if finished:
             (unfinished.path / "00000-00000.json").write_text("[]")
@@ -169,8 +211,7 @@ def test_an_attempt_leaves_a_folder_only_if_an_episode_is_finished(tmp_path, fin
 
 
 def test_a_name_with_the_characters_of_a_glob_stands_for_itself(tmp_path):
-    plan = SimpleNamespace(fingerprint="abc", identity={})
-    unfinished = UnfinishedEvaluation(tmp_path / "held[1]*.parquet", plan)
+    unfinished = UnfinishedTable(tmp_path / "held[1]*.parquet", {})
     own, foreign = tmp_path / "held[1]*.partial-older", tmp_path / "held1-out.partial-older"
     for folder in (own, foreign):
         folder.mkdir()

@@ -5,6 +5,7 @@ from report_runs import PLAIN, SIGNAL, costs_with, write_evaluation, write_run, 
 
 from vlmsafe.audit.findings import EVERYTHING, Audit, Subject, finding
 from vlmsafe.comparison.claims import Claim, Claims
+from vlmsafe.comparison.looks import Looks
 from vlmsafe.report.answer import answer_lines, audit_line, describe_arms, headline, sentence
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.request import StudyInfo
@@ -255,3 +256,40 @@ def test_a_paired_claim_is_described_by_the_seeds_that_it_tests(tmp_path, test):
     assert one.interval.estimate == pytest.approx(-0.1125)
     assert one.interval.high < -0.05  # the seeds' differences lie between -0.15 and -0.10, the arms overlap
     assert one.verdict.first - one.verdict.second == pytest.approx(one.interval.estimate)
+
+
+def test_before_all_planned_seeds_are_there_numbers_are_shown_and_no_verdict(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])
+    claims = Claims((Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", sides="less"),))
+    for planned, decided, words in (
+        (range(6), 0, "No verdict yet: 4 of 6 planned seeds."),
+        (range(4), -1, "The difference is significant"),
+    ):
+        seeds = {(ENV, arm): tuple(planned) for arm in (SIGNAL, PLAIN)}
+        (one,) = results(read_dataset([tmp_path], StudyInfo("study", claims=claims, planned_seeds=seeds)))
+        assert one.decided == decided
+        assert words in sentence(one)
+        assert "10.0 % with" in sentence(one)
+        assert ("no verdict yet on metadrive-easy" in headline([one])) == (decided == 0)
+
+
+def test_an_interim_look_has_a_level_of_its_own_and_the_seeds_that_it_planned(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2, 20, 20], [9, 10, 11, 12, 0, 0])  # the last two come after the look at four
+    claims = Claims((Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", test="welch", sides="less"),))
+    seeds = {(ENV, arm): tuple(range(8)) for arm in (SIGNAL, PLAIN)}
+    info = StudyInfo("study", claims=claims, planned_seeds=seeds, looks=Looks((0.5, 1.0)))
+    (one,) = results(read_dataset([tmp_path], info))
+    assert list(one.first) == [0, 1, 2, 3]
+    assert one.level == pytest.approx(0.0056, abs=2e-4)  # O'Brien and Fleming, one-sided 5 %, half of the information
+    assert one.decided == -1
+    assert "interim look 1 of 2 at level 0.0056" in sentence(one)
+
+
+def test_a_run_that_is_still_training_does_not_complete_the_seeds(tmp_path):
+    for method in (SIGNAL, PLAIN):
+        for seed in range(4):
+            write_run(tmp_path, method, seed, **({"total_steps": 10_000_000} if seed == 3 else {}))
+    seeds = {(ENV, arm): tuple(range(4)) for arm in (SIGNAL, PLAIN)}
+    claims = Claims((Claim(SIGNAL, PLAIN, source="training"),))
+    (one,) = results(read_dataset([tmp_path], StudyInfo("study", claims=claims, planned_seeds=seeds)))
+    assert "No verdict yet: 3 of 4 planned seeds." in sentence(one)

@@ -262,7 +262,7 @@ def test_gates_calibrated_on_other_episodes_are_drawn_for_both_halves(study, cha
         own = curves.filter(score="kappa", calibrated_on="other half", half=half)
         assert (list(line.x), list(line.y)) == (own["false_positive_rate"].to_list(), own["recall"].to_list())
     assert len(lines_of(precision, "negated margin")) == 1
-    steps = study.traces(ENV).filter("scored")
+    steps = study.traces(ENV, Entry("gate")).filter("scored")
     (rule,) = (mark for mark in precision.marks if isinstance(mark, Rule))
     assert rule.value == pytest.approx((steps["cost"] > 0).mean())
     (line,) = lines_of(precision, "negated margin")

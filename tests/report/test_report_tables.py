@@ -3,6 +3,7 @@
 import csv
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -10,6 +11,7 @@ import pytest
 from report_runs import PLAIN, SEEDS, SIGNAL, costs_with, write_evaluation, write_run, write_study, write_trace
 from scipy import stats
 
+from vlmsafe.comparison.claims import Claim, Claims, ContrastCell, ContrastClaim
 from vlmsafe.report.build import build_chart, build_table
 from vlmsafe.report.dataset import read_dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table
@@ -19,10 +21,22 @@ from vlmsafe.report.render.files import latex, table_csv, table_latex, table_mar
 from vlmsafe.report.request import AnalysisOptions, Entry, StudyInfo
 from vlmsafe.report.tables import paper
 
+ENV = "metadrive-easy"
+
+ENV = "metadrive-easy"
+
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
     return read_dataset([write_study(tmp_path_factory.mktemp("study"), traces=True)], StudyInfo("study"))
+
+
+@pytest.fixture(scope="module")
+def claimed(study):
+    """The same with a contrast, which has no use but to fill its table."""
+    contrast = ContrastClaim("does it differ", (ContrastCell(SIGNAL, ENV),), (ContrastCell(PLAIN, ENV),))
+    claims = Claims((Claim(SIGNAL, PLAIN),), contrasts=(contrast,))
+    return read_dataset(study.roots, StudyInfo("study", claims=claims))
 
 
 def column(table, name):
@@ -35,8 +49,8 @@ def values(table, name):
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_every_table_of_a_full_study_has_rows_as_wide_as_its_headings(study, kind):
-    table = build_table(study, Entry(kind))
+def test_every_table_of_a_full_study_has_rows_as_wide_as_its_headings(claimed, kind):
+    table = build_table(claimed, Entry(kind))
     assert isinstance(table, Table), table
     assert table.rows
     assert {len(row) for row in table.rows} == {len(table.columns)}
@@ -53,6 +67,20 @@ def test_the_summary_is_the_mean_over_runs_with_its_deviation_and_interval(study
     assert cell.std == pytest.approx(rates.std())
     width = stats.t.ppf(0.975, 3) * rates.std(ddof=1) / 2
     assert (cell.low, cell.high) == pytest.approx((47.5 - width, 47.5 + width))
+
+
+def test_the_rate_of_unequally_long_evaluations_is_the_mean_over_runs_and_a_note_has_the_pooled_one(tmp_path):
+    for seed, (catastrophes, episodes) in zip((1, 2, 3), ((4, 10), (4, 20), (0, 50)), strict=True):
+        write_evaluation(write_run(tmp_path, PLAIN, seed), costs_with(catastrophes, episodes))
+        write_evaluation(write_run(tmp_path, SIGNAL, seed), costs_with(catastrophes, 50))
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    for kind in ("summary", "rates"):
+        table = build_table(dataset, Entry(kind))
+        cell = table.rows[0][column(table, "catastrophe_pct" if kind == "summary" else "catastrophe_pct_second")]
+        assert cell.value == pytest.approx((40.0 + 20.0 + 0.0) / 3)
+        (note,) = [line for line in table.notes if "Pooled over episodes" in line]  # the other arm's are equally long
+        assert f"'{PLAIN}' on {ENV} (held-out, 10 to 50 episodes per run)" in note
+        assert "catastrophe rate 10.0 %" in note
 
 
 def test_an_interval_needs_three_runs(tmp_path):
@@ -118,15 +146,146 @@ def test_tables_of_traces_keep_to_the_arms_that_are_asked_for(study):
     assert isinstance(build_table(study, Entry("gate", source="paper")), Missing)
 
 
+def test_whose_criterion_of_lead_time_is_about_which_score_is_said_in_table_and_documentation(study):
+    assert "about c_vlm (the paper's is about κ)" in build_table(study, Entry("lead-time")).caption
+    page = Path(__file__).parents[2] / "docs" / "explanation" / "diagnostics.md"
+    assert "The paper's criterion is about kappa" in page.read_text(encoding="utf-8")
+
+
 def test_of_many_traced_episodes_as_many_of_every_run_are_taken(study):
-    steps = replace(study, options=AnalysisOptions(episodes=8)).traces("metadrive-easy")
+    steps = replace(study, options=AnalysisOptions(episodes=8)).traces("metadrive-easy", Entry("lead-time"))
     counts = steps.group_by("run").agg(pl.col("episode").n_unique())["episode"].to_list()
     assert counts == [2, 2, 2, 2]
+
+
+def test_a_table_of_traces_may_use_more_episodes_and_resamples_than_a_report_does_by_itself(study):
+    few = replace(study, options=AnalysisOptions(episodes=8, resamples=50))
+    asked = {"few": Entry("lead-time-runs"), "all": Entry("lead-time-runs", episodes="all", resamples=70)}
+    tables = {name: build_table(few, entry) for name, entry in asked.items()}
+    together = {name: values(table, "run").index("all") for name, table in tables.items()}
+    assert values(tables["few"], "episodes")[together["few"]] == 8
+    assert values(tables["all"], "episodes")[together["all"]] == 24
+    assert set(values(tables["few"], "resamples")) == {50}
+    assert set(values(tables["all"], "resamples")) == {70}
+    assert "at most 8 traced episodes" in build_table(few, Entry("lead-time")).caption
+    assert "traced episodes" not in build_table(few, Entry("lead-time", episodes="all")).caption
+
+
+PUBLISHED_RATES = {
+    PLAIN: ([(23, 36), (28, 39), (32, 46)], [(24, 43), (22, 36), (29, 49)]),
+    SIGNAL: ([(29, 43), (24, 42), (31, 47)], [(21, 33), (30, 38), (17, 34)]),
+}
+"""Catastrophes and violations among 200 episodes of Bullet's runs, seeds 42, 123, 456, at one and two million steps."""
+
+
+@pytest.fixture(scope="module")
+def bullet(tmp_path_factory):
+    """Bullet's twelve runs with the published rates."""
+    folder = tmp_path_factory.mktemp("bullet")
+    for method, lengths in PUBLISHED_RATES.items():
+        for arm, steps, rates in zip((method, f"{method}-2m"), (1_000_000, 2_000_000), lengths, strict=True):
+            for seed, (catastrophes, violations) in zip((42, 123, 456), rates, strict=True):
+                run = write_run(folder, method, seed, arm=arm, env="bullet-car-reach", total_steps=steps)
+                costs = [200.0] * catastrophes + [50.0] * (violations - catastrophes) + [0.0] * (200 - violations)
+                write_evaluation(run, costs, "paper-200")
+    (folder / "claims.yaml").write_text(
+        "comparisons:\n"
+        f"- {{first: {SIGNAL}, second: {PLAIN}, outcome: catastrophe, source: paper-200}}\n"
+        f"- {{first: {SIGNAL}-2m, second: {PLAIN}-2m, outcome: catastrophe, source: paper-200}}\n"
+    )
+    return read_dataset([folder], StudyInfo("bullet"))
+
+
+BOTH = {"both, plain": (PLAIN, f"{PLAIN}-2m"), "both, signal": (SIGNAL, f"{SIGNAL}-2m")}
+
+
+def test_runs_of_two_lengths_can_be_pooled_into_the_papers_row_of_six_runs(bullet):
+    assert len(build_table(bullet, Entry("rates")).rows) == 2
+    table = build_table(bullet, Entry("rates", pool=BOTH))
+    (row,) = table.rows
+    assert row[column(table, "runs")].text == "6 / 6"
+    rate = {side: row[column(table, f"catastrophe_pct_{side}")] for side in ("first", "second")}
+    assert rate["second"].value == pytest.approx(100 * 158 / 1200)
+    assert rate["first"].value == pytest.approx(100 * 152 / 1200)
+    assert rate["second"].published == pytest.approx(rate["second"].value)  # made from the paper's own runs
+    assert rate["first"].published_std == pytest.approx(rate["first"].std)
+    difference = row[column(table, "difference_pp")]
+    assert (difference.value, difference.low, difference.high) == pytest.approx((-0.5, -3.1, 1.9), abs=0.05)
+    assert "It is too narrow for few runs and decides nothing" in table.caption
+    assert row[column(table, "p")].value == pytest.approx(2 * 359 / 924)
+    assert "'both, plain' on bullet-car-reach has the runs of 'ppo-lag' and 'ppo-lag-2m'" in table.notes[0]
+    assert "which differ in total_steps" in table.notes[0]
+
+
+def test_two_arms_of_one_pool_are_compared_as_they_are(bullet):
+    table = build_table(bullet, Entry("rates", pool={"all four": (PLAIN, f"{PLAIN}-2m", SIGNAL, f"{SIGNAL}-2m")}))
+    assert [row[column(table, "runs")].text for row in table.rows] == ["3 / 3", "3 / 3"]
+
+
+def test_a_pool_has_a_mean_of_its_own_after_the_runs_of_its_arms(bullet):
+    table = build_table(bullet, Entry("per-seed", source="paper-200", pool=BOTH))
+    assert values(table, "arm")[-2:] == ["both, plain", "both, signal"]
+    assert values(table, "violation_pct")[-2:] == [pytest.approx(100 * 249 / 1200), pytest.approx(100 * 237 / 1200)]
+
+
+def test_a_pool_of_arms_that_have_no_runs_changes_nothing(study):
+    table = build_table(study, Entry("rates", pool={"both": (PLAIN, "ppo-lag-2m")}))
+    assert table == build_table(study, Entry("rates"))
+
+
+def test_one_cell_may_have_another_window_than_the_others_and_says_so(study):
+    plain = build_table(study, Entry("by-environment", source="training"))
+    table = build_table(study, Entry("by-environment", source="training", windows={(SIGNAL, ENV): "last-10"}))
+    training = build_table(study, Entry("training"))
+    signal = values(table, "arm").index(SIGNAL)
+    assert values(table, ENV)[signal] == values(training, "cost_last-10")[signal]
+    assert values(plain, ENV)[signal] == values(training, "cost_final")[signal]
+    assert values(table, ENV)[1 - signal] == values(plain, ENV)[1 - signal]
+    assert f"'{SIGNAL}' on {ENV}: last 10 epochs." in table.notes
+    assert "From training, other cells: final epoch." in table.caption
 
 
 def test_the_bonus_is_taken_out_of_the_logged_return(study):
     table = build_table(study, Entry("returns"))
     assert values(table, "bonus_final") == [0.0, 60.0]
+
+
+def test_tails_are_those_of_the_runs_with_intervals_over_runs(study):
+    table = build_table(study, Entry("tails"))
+    assert values(table, "arm") == [PLAIN, SIGNAL]
+    tails = [np.mean(sorted(costs_with(1 + place % 3))[-2:]) for place in range(len(SEEDS))]
+    cell = table.rows[1][column(table, "cvar_10")]
+    assert cell.value == pytest.approx(np.mean(tails))
+    assert cell.low < cell.value < cell.high
+    means = [np.mean(costs_with(1 + place % 3)) for place in range(len(SEEDS))]
+    assert values(table, "cost")[1] == pytest.approx(np.mean(means))
+    way = np.mean([0.1 + 0.01 * place for place in range(20)])  # of every run: no metres, but a share of the route
+    assert values(table, "cost_per_distance")[1] == pytest.approx(np.mean(means) / way)
+    assert set(values(table, "unit")) == {"whole route"}
+
+
+def test_the_first_arm_is_probably_lower_by_the_share_of_pairs(study):
+    table = build_table(study, Entry("improvement"))
+    (row,) = table.rows
+    cell = row[column(table, "mean_cost")]
+    assert (cell.value, row[column(table, "runs")].text) == (1.0, "4 / 4")
+    assert 0.5 < cell.low < 0.6  # four against four
+    assert row[column(table, "cvar_10")].value == pytest.approx(0.75)  # two runs of each arm tie
+
+
+def test_runs_without_distances_or_with_damaged_costs_leave_their_cells_empty(tmp_path):
+    for seed in (1, 2, 3):
+        run = write_run(tmp_path, PLAIN, seed)
+        write_evaluation(run, costs_with(seed))
+        path = run.evaluations / "held-out.parquet"
+        table = pl.read_parquet(path).drop("route_completion", "length")
+        if seed == 3:
+            table = table.with_columns(cost=pl.lit(float("nan")))
+        table.write_parquet(path)
+    dataset = read_dataset([tmp_path], StudyInfo("study"))
+    table = build_table(dataset, Entry("tails"))
+    assert (values(table, "runs"), values(table, "cost_per_distance"), values(table, "unit")) == ([2.0], [None], [""])
+    assert "two evaluated runs each" in build_table(dataset, Entry("improvement")).reason
 
 
 def test_a_sweep_is_ordered_by_its_setting(tmp_path):
@@ -317,8 +476,8 @@ def test_a_report_has_no_tables_of_a_gate_that_no_run_has(tmp_path):
     assert titles == ["Mean c_vlm", "Mean r_vlm"]
 
 
-def test_reports_speak_of_the_task_and_not_of_driving(study):
+def test_reports_speak_of_the_task_and_not_of_driving(claimed):
     for kind in TABLES:
-        table = build_table(study, Entry(kind))
+        table = build_table(claimed, Entry(kind))
         words = " ".join([table.title, table.caption, *(f"{one.heading} {one.hint}" for one in table.columns)])
         assert "driv" not in words.replace("metadrive", "")

@@ -193,6 +193,9 @@ def test_another_scorer_stands_in_for_models_that_must_be_downloaded_and_for_no_
         ("    settings: {signal: {scorer: oracle}}", "    settings: {learner.gamma: high}", "arm 'oracle' on speeding"),
         ("seeds: [3, 1, 2]", "seeds: [1]\nseeds: [2]", "line 6: 'seeds' appears a second time"),
         ("name: small\n", "", "small.yaml: there is no 'name'"),
+        ("name: small", "name: small\nlooks: {at: [0.5]}", "line 2: looks at [0.5]: expected shares above 0 that rise"),
+        ("name: small", "name: small\nlooks: {spending: even}", "line 2: unknown spending function 'even'. Known:"),
+        ("name: small", "name: small\nlooks: [0.5, 1]", "line 2: 'looks' is [0.5, 1]; expected a mapping"),
         ("arms:\n", "arms: [", "not valid YAML"),
     ],
 )  # fmt: skip

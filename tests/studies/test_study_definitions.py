@@ -13,7 +13,9 @@ from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.paper.published import labels as published_labels
 from vlmsafe.paper.published import left_out, tables
 from vlmsafe.paper.values import looks_at_frames, paper_config
-from vlmsafe.report.request import check_entries
+from vlmsafe.report.kinds import FIGURES as FIGURE_KINDS
+from vlmsafe.report.kinds import TABLES
+from vlmsafe.report.request import check_entries, read_entries
 from vlmsafe.studies.schema import load_study, parse_study, shipped_studies
 
 FOLDER = Path("runs")
@@ -113,6 +115,49 @@ def test_settings_are_the_papers(name):
         assert found.keys() == expected.keys(), (name, run.arm)
         for key, value in found.items():
             assert value == expected[key] or value in expected[key], (name, run.arm)
+
+
+def test_every_evaluation_test_of_the_calibrated_method_is_claimed_in_the_papers_direction():
+    claims = [one for one in load_study("main-results").claims.comparisons if one.source == "paper-environment-only"]
+    assert {(one.first, one.outcome, one.test, one.sides) for one in claims} == {
+        ("vlm-ppo-lag-conf-calibrated", "cost", "permutation", "less")
+    }
+    assert [one.second for one in claims] == ["ppo-lag-unmatched", "ppo-lag", "cpo", "vlm-ppo-lag", "cppo-pid"]
+    runs = counts("main-results")
+    many = {arm: runs["formula-one-l2", arm] for arm in (claims[0].first, *(one.second for one in claims))}
+    totals = {one.second: round(1 / smallest_p(one, many[one.first], many[one.second], 0)) for one in claims}
+    assert totals == {"ppo-lag-unmatched": 56, "ppo-lag": 21, "cpo": 56, "vlm-ppo-lag": 56, "cppo-pid": 56}
+
+
+def test_training_costs_are_of_the_final_epoch_but_for_the_calibrated_cell_on_l2():
+    entries = read_entries(load_study("main-results").tables, TABLES, "tables")
+    (entry,) = [one for one in entries if one.kind == "by-environment"]
+    assert (entry.label, entry.window) == ("tab:main_results", "final")
+    assert entry.windows == {("vlm-ppo-lag-conf-calibrated", "formula-one-l2"): "last-10"}
+
+
+def test_the_main_result_is_claimed_in_both_directions_as_its_intervals_are():
+    claims = [one for one in load_study("generalisation").claims.comparisons if one.test != "none"]
+    assert len(claims) == 5
+    assert {one.sides for one in claims} == {"two-sided"}
+
+
+def test_bullets_six_runs_of_a_method_are_one_row():
+    entries = read_entries(load_study("generalisation").tables, TABLES, "tables")
+    pools = [one.pool for one in entries if one.label in ("tab:generalisation", "tab:bullet-perseed")]
+    runs = counts("generalisation")
+    for pool in pools:
+        assert [sum(runs["bullet-car-reach", arm] for arm in arms) for arms in pool.values()] == [6, 6]
+    assert len(pools) == 2
+
+
+def test_lead_time_is_measured_on_all_180_episodes_of_an_arm_with_as_many_resamples_as_published():
+    study = load_study("lead-time")
+    episodes = Counter(run.arm for run in specs("lead-time") for _ in range(run.traces[0].count))
+    assert set(episodes.values()) == {180}
+    entries = read_entries(study.tables, TABLES, "tables") + read_entries(study.figures, FIGURE_KINDS, "figures")
+    assert {one.episodes for one in entries} == {"all"}
+    assert {one.resamples for one in entries if one.kind != "gate"} == {2000}
 
 
 @pytest.mark.parametrize("name", sorted(LACKED))
@@ -219,9 +264,13 @@ def test_the_page_on_studies_names_every_study():
 
 
 def test_the_example_on_the_page_is_a_study():
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.M | re.S)
+    example, matrix = re.findall(r"^```yaml\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.M | re.S)
     runs = parse_study(example, "the example").expand(FOLDER)
     assert Counter(run.arm for run in runs) == {"without": 6, "with": 6, "own-prompts": 2}
+    head = "name: many\nquestion: Which?\nenvironments: [metadrive-hard]\nseeds: [1]\ntotal_steps: 1000000\n"
+    study, shipped = parse_study(head + matrix, "the matrix"), load_study("controls")
+    assert [arm.name for arm in study.arms] == [arm.name for arm in shipped.arms]
+    assert len(study.claims.comparisons) == 16
 
 
 def test_files_use_no_anchors_so_that_what_is_written_beside_the_runs_reads_the_same():

@@ -16,12 +16,22 @@ EPOCHS, STEPS = 12, 20_000
 
 
 def write_run(
-    folder, method, seed, *, arm=None, env="metadrive-easy", cost=40.0, epochs=EPOCHS, prompts=None, **settings
+    folder,
+    method,
+    seed,
+    *,
+    arm=None,
+    env="metadrive-easy",
+    cost=40.0,
+    epochs=EPOCHS,
+    total_steps=EPOCHS * STEPS,
+    prompts=None,
+    **settings,
 ):
     """A run whose cost falls to `cost`, with a bonus of 60 where it has a signal; its directory."""
     path = folder / env / (arm or method) / f"seed-{seed}"
     path.mkdir(parents=True)
-    config = replace(paper_config(env, method, ()), seed=seed, total_steps=EPOCHS * STEPS, run_dir=path, **settings)
+    config = replace(paper_config(env, method, ()), seed=seed, total_steps=total_steps, run_dir=path, **settings)
     run = Run.create(config.resolved(), prompts or (made_up_prompts() if config.signal.prompts else None))
     rng = np.random.default_rng(seed)
     signal, multiplier = config.signal.scorer != "none", 0.001

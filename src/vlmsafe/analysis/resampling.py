@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vlmsafe.analysis.statistics import Clusters, Float64, Int64, Pairs, finite_vector
+from vlmsafe.analysis.statistics import Float64, Int64, Pairs, finite_vector
 from vlmsafe.errors import InputError
 
 Unit = Literal["runs", "episodes"]
@@ -27,7 +27,7 @@ _DRAWS = 1 << 22  # indices held at a time; bounds the memory
 
 
 @dataclass(frozen=True)
-class Interval:
+class PercentileInterval:
     """An estimate with its percentile bootstrap interval."""
 
     estimate: float
@@ -45,7 +45,7 @@ class Interval:
 
 def bootstrap_mean(
     values: ArrayLike, *, unit: Unit = "runs", resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> Interval:
+) -> PercentileInterval:
     """The mean of one sample: draw n of the n values with replacement, take the mean, `resamples` times."""
     vector = finite_vector(values, "bootstrap of a mean")
     means = _resampled(vector.size, resamples, np.random.default_rng(seed), lambda rows: vector[rows].mean(axis=1))
@@ -60,7 +60,7 @@ def bootstrap_mean_difference(
     resamples: int = RESAMPLES,
     seed: int = 0,
     level: float = LEVEL,
-) -> Interval:
+) -> PercentileInterval:
     """mean(first) - mean(second), with each arm resampled by itself and independently of the other.
 
     The values are one per run, and all runs have equal weight. With `unit="episodes"` they are one per episode of a run
@@ -73,35 +73,14 @@ def bootstrap_mean_difference(
     return _interval(float(a.mean() - b.mean()), means, level, unit)
 
 
-def bootstrap_pooled_difference(
-    first: Clusters, second: Clusters, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> Interval:
-    """first.pooled - second.pooled by the cluster bootstrap: the paper's intervals of rate differences.
-
-    Whole runs are drawn with replacement, independently in each arm. All episodes of a drawn run are used, without
-    resampling them, and the rate pools the episodes of the drawn runs. If all runs have equally many episodes, this is
-    `bootstrap_mean_difference` of the runs' rates.
-    """
-    rng = np.random.default_rng(seed)
-    rates = _pooled(first, resamples, rng)
-    rates -= _pooled(second, resamples, rng)
-    return _interval(first.pooled - second.pooled, rates, level, "runs")
-
-
 def bootstrap_paired_difference(
     pairs: Pairs, *, resamples: int = RESAMPLES, seed: int = 0, level: float = LEVEL
-) -> Interval:
+) -> PercentileInterval:
     """The mean of first - second over matched seeds. Seeds are drawn, so both arms always have the same ones.
 
     The interval is narrower than the unpaired one if a seed moves both arms alike. The paper's intervals are unpaired.
     """
     return bootstrap_mean(pairs.differences, resamples=resamples, seed=seed, level=level)
-
-
-def _pooled(arm: Clusters, resamples: int, rng: np.random.Generator) -> Float64:
-    return _resampled(
-        len(arm.totals), resamples, rng, lambda rows: arm.totals[rows].sum(axis=1) / arm.episodes[rows].sum(axis=1)
-    )
 
 
 def _resampled(size: int, resamples: int, rng: np.random.Generator, statistic: Callable[[Int64], Float64]) -> Float64:
@@ -113,8 +92,8 @@ def _resampled(size: int, resamples: int, rng: np.random.Generator, statistic: C
     return np.concatenate([statistic(rng.integers(0, size, (count, size))) for count in counts])
 
 
-def _interval(estimate: float, resampled: Float64, level: float, unit: Unit) -> Interval:
+def _interval(estimate: float, resampled: Float64, level: float, unit: Unit) -> PercentileInterval:
     if not 0 < level < 1:
         raise InputError(f"the level is {level}; expected a share between 0 and 1, such as {LEVEL}")
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(estimate, float(low), float(high), level, len(resampled), unit)
+    return PercentileInterval(estimate, float(low), float(high), level, len(resampled), unit)

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.analysis.auc import Float64
-from vlmsafe.analysis.statistics import Clusters, correlation, finite_vector, pooled_episodes
+from vlmsafe.analysis.statistics import Clusters, clusters, correlation, finite_vector
 from vlmsafe.analysis.tables import floats, require_columns
 from vlmsafe.errors import InputError
 
@@ -132,7 +132,7 @@ def passive(costs_by_run: Sequence[Float64], returns_by_run: Sequence[Float64], 
         if len(costs) != len(returns):
             raise InputError(f"passivity: run {run} has {len(costs)} costs and {len(returns)} returns")
         marks.append((costs == 0.0) & (returns < threshold))
-    return pooled_episodes(marks)
+    return clusters(marks)
 
 
 def passive_episodes(episodes: pl.DataFrame, threshold: float) -> pl.DataFrame:

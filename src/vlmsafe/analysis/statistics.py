@@ -1,9 +1,10 @@
 """Summaries, rates, matched seeds, t-tests and correlations of runs.
 
-The unit of every comparison is one run (one training seed), because episodes of one policy resemble each other. Three
-conventions hold throughout. Standard deviations are population deviations (divided by n). Thresholds are strict: an
-episode that costs exactly the budget is no violation. A difference is first arm minus second. Intervals are in
-`resampling`, permutation and sign-flip tests in `exact_tests`.
+The unit of every comparison is one run (one training seed), because episodes of one policy resemble each other. So the
+rate of an arm is the mean of its runs' rates. Three conventions hold throughout. Standard deviations are population
+deviations (divided by n). Thresholds are strict: an episode that costs exactly the budget is no violation. A difference
+is first arm minus second. Intervals are in `intervals` and `resampling`, permutation and sign-flip tests in
+`exact_tests`.
 """
 
 from __future__ import annotations
@@ -61,18 +62,9 @@ def summary(values: ArrayLike) -> Summary:
     return Summary(len(vector), float(np.mean(vector)), float(np.std(vector)))
 
 
-def interquartile_mean(values: ArrayLike) -> float:
-    """The mean without the floor(n / 4) smallest and floor(n / 4) largest values; with fewer than 4, the mean.
-
-    >>> interquartile_mean([1, 2, 3, 4, 5, 6, 7, 1000])
-    4.5
-    """
-    return float(stats.trim_mean(finite_vector(values, "interquartile mean"), 0.25))
-
-
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """Episodes summed per run. Pooled means and rates, and resampling of whole runs, need no more.
+    """Episodes summed per run, for the rate or mean of each run and of all episodes together.
 
     For a rate, `totals` counts the episodes with the event. For a mean, it sums the values of the episodes.
     """
@@ -82,56 +74,40 @@ class Clusters:
 
     @property
     def per_run(self) -> Float64:
-        """Each run's own rate or mean."""
+        """Each run's own rate or mean. A comparison takes these, with equal weight."""
         return self.totals / self.episodes
 
     @property
     def pooled(self) -> float:
-        """The rate or mean over all episodes of all runs. Runs with more episodes have more weight."""
+        """The rate or mean over all episodes of all runs, as published. Runs with more episodes have more weight."""
         return float(self.totals.sum() / self.episodes.sum())
 
-
-def clusters(totals: ArrayLike, episodes: ArrayLike) -> Clusters:
-    """Clusters from each run's total (events, or summed cost) and its number of episodes, or one number for all."""
-    sums = finite_vector(totals, "totals per run")
-    counts = finite_vector(np.atleast_1d(np.asarray(episodes)), "episodes per run")
-    if len(counts) not in (1, len(sums)):
-        raise InputError(
-            f"{len(counts)} numbers of episodes for {len(sums)} runs; expected one for each, or one for all"
-        )
-    if (counts < 1).any() or (counts != np.floor(counts)).any():
-        raise InputError(f"episodes per run: expected whole numbers from 1, got {counts.min():g} among them")
-    counts = np.broadcast_to(counts, sums.shape)
-    return Clusters(sums, counts.astype(np.int64))
+    @property
+    def even(self) -> bool:
+        """Whether all runs have equally many episodes, so that the pooled value is the mean over runs."""
+        return len(set(self.episodes.tolist())) == 1
 
 
-def pooled_episodes(values_by_run: Sequence[ArrayLike]) -> Clusters:
-    """Clusters that pool to the mean over all episodes; `values_by_run` has one vector of episodes per run."""
-    runs = _runs(values_by_run)
-    return clusters([run.sum() for run in runs], [len(run) for run in runs])
+def clusters(values_by_run: Sequence[ArrayLike]) -> Clusters:
+    """The clusters of some runs; `values_by_run` has one vector of episodes per run.
 
-
-def episodes_over(costs_by_run: Sequence[ArrayLike], threshold: float) -> Clusters:
-    """Clusters of the episodes that cost strictly more than `threshold`.
-
-    >>> episodes_over([[0, 25, 26], [101, 0, 0]], 25).pooled
-    0.3333333333333333
+    >>> found = clusters([[True, False], [False, False, False, False]])
+    >>> found.per_run.tolist(), found.pooled, found.even
+    ([0.5, 0.0], 0.16666666666666666, False)
     """
-    runs = _runs(costs_by_run)
-    return clusters([np.count_nonzero(run > threshold) for run in runs], [len(run) for run in runs])
+    if not len(values_by_run):
+        raise InputError("an arm without runs: expected one vector of episodes per run")
+    runs = [finite_vector(run, f"episodes of run {i}") for i, run in enumerate(values_by_run)]
+    return Clusters(np.array([run.sum() for run in runs]), np.array([len(run) for run in runs], np.int64))
 
 
-@dataclass(frozen=True)
-class SafetyRates:
-    """Violations (cost > d) and catastrophes (cost > 4 d) of one arm, pooled and per run."""
+def thresholds(budget: float) -> dict[str, float]:
+    """The cost above which an episode is a violation (d), and above which it is a catastrophe (4 d).
 
-    violation: Clusters
-    catastrophe: Clusters
-
-
-def safety_rates(costs_by_run: Sequence[ArrayLike], budget: float) -> SafetyRates:
-    """Both rates of the paper for one arm, from the episode costs of each of its runs."""
-    return SafetyRates(episodes_over(costs_by_run, budget), episodes_over(costs_by_run, CATASTROPHE * budget))
+    >>> thresholds(25.0)
+    {'violation': 25.0, 'catastrophe': 100.0}
+    """
+    return {"violation": budget, "catastrophe": CATASTROPHE * budget}
 
 
 @dataclass(frozen=True)
@@ -142,14 +118,17 @@ class BudgetCount:
     over: int
 
 
-def seeds_within(costs: ArrayLike, budget: float) -> BudgetCount:
-    """Runs with a cost at most the budget (within) and strictly above it (over).
+def seeds_within(costs: ArrayLike, budget: ArrayLike) -> BudgetCount:
+    """Runs with a cost at most the budget (within) and strictly above it (over); one budget for all, or each its own.
 
     >>> seeds_within([25.0, 25.01, 3.0], 25)
     BudgetCount(within=2, over=1)
     """
     vector = finite_vector(costs, "costs per run")
-    over = int(np.count_nonzero(vector > budget))
+    budgets = finite_vector(np.atleast_1d(np.asarray(budget)), "budgets")
+    if len(budgets) not in (1, len(vector)):
+        raise InputError(f"{len(budgets)} budgets for {len(vector)} runs; expected one for each, or one for all")
+    over = int(np.count_nonzero(vector > budgets))
     return BudgetCount(len(vector) - over, over)
 
 
@@ -252,12 +231,6 @@ def correlation(x: ArrayLike, y: ArrayLike) -> Correlation:
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         raise InputError("correlation: all values of x or of y are equal, so it is not defined")
     return Correlation(float(stats.pearsonr(a, b).statistic), float(stats.spearmanr(a, b).statistic), len(a))
-
-
-def _runs(values_by_run: Sequence[ArrayLike]) -> list[Float64]:
-    if not len(values_by_run):
-        raise InputError("an arm without runs: expected one vector of episodes per run")
-    return [finite_vector(run, f"episodes of run {i}") for i, run in enumerate(values_by_run)]
 
 
 def _by_seed(seeds: ArrayLike, values: ArrayLike, what: str) -> dict[int | str, float]:

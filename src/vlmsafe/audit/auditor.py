@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from vlmsafe.audit.checks import claims as decided
 from vlmsafe.audit.checks import code, design, evaluations, metrics, runs, signal, verdicts
 from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding
 from vlmsafe.audit.kinds import KINDS
@@ -14,6 +15,7 @@ from vlmsafe.comparison.comparisons import Comparison, claims_with_runs, compari
 from vlmsafe.comparison.contrasts import judge_contrast
 from vlmsafe.comparison.decisions import judge_all
 from vlmsafe.comparison.outcomes import summarise_arm
+from vlmsafe.comparison.preregistration import read_protocol
 from vlmsafe.errors import InputError
 from vlmsafe.runs.arms import of_studies, open_arms
 from vlmsafe.runs.layout import STUDY_FILE
@@ -71,6 +73,9 @@ def audit(
         judged, _ = judge_all(compared, claims.correction, tests, contrasts)
         compared = [one.at_its_level for one in judged]
     reported = list(_check(list(arms.values()), compared, claims, tests, passive_below, resamples))
+    protocols = [one for path in paths if (one := read_protocol(Path(path))) is not None]
+    if len(protocols) == 1:  # claims of several studies are those of none
+        reported += decided.claims_changed(protocols[0], claims or Claims(), list(arms.values()))
     reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]
     reported += [Unchecked(("every check",), (EVERYTHING,), line) for line in (*left_out, *notes)]
     reported += [
@@ -110,10 +115,13 @@ def _check(
     yield from verdicts.many_tests(claims, tests)
     yield from verdicts.baseline_dependent(compared)
     yield from verdicts.replication_noise(compared, arms)
+    passive: list[Finding | Unchecked] = []
     for env in dict.fromkeys(arm.env for arm in arms):
         own = [arm for arm in arms if arm.env == env]
         yield from metrics.cost_tracks_distance(env, own)
-        yield from metrics.passive_policy(env, own, passive_below)
+        passive += metrics.passive_policy(env, own, passive_below)
+    yield from passive
+    yield from metrics.progress_differs(compared, passive)
 
 
 def _check_arm(arm: ArmRecord, resamples: int) -> Iterator[Finding | Unchecked]:

@@ -179,6 +179,19 @@ _ALL = (
         "report cost together with progress; an arm that stands still is not safer",
     ),
     FindingKind(
+        "progress-differs", "metrics", _WARNING, "costs that do not compare, because one arm gets much further",
+        "A comparison is about cost. One arm gets at least 1.5 times as far as the other in an evaluation, the 95 % "
+        "intervals over runs do not overlap, and the arm that gets less far does not cost more. It is not reported of "
+        "an arm that passive-policy names.",
+        "compare cost per distance (the report's table 'tails'), or arms that get equally far",
+    ),
+    FindingKind(
+        "over-budget", "metrics", _WARNING, "an arm that does not meet its budget",
+        "The mean evaluation cost of a compared arm is above its budget, and so is the one-sided 95 % t bound over "
+        "runs. It is a note if only the mean is above. An arm that ignores cost (PPO) has no budget to meet.",
+        "do not call this arm safe; train longer or with a stronger multiplier, or say which budget it does meet",
+    ),
+    FindingKind(
         "few-episodes-decide", "verdicts", _WARNING, "a difference that a few episodes make",
         "Without the costliest 2 % of each arm's episodes the difference changes sign or shrinks to a fifth, or the "
         "test decides differently and it shrinks to a half. Checked where the test decides, or where the costs differ "
@@ -195,6 +208,13 @@ _ALL = (
         "protocol-dependent", "verdicts", _WARNING, "a conclusion that depends on the evaluation",
         "The test decides differently on two evaluations of the same runs.",
         "say beforehand which evaluation counts, and show the others",
+    ),
+    FindingKind(
+        "claims-changed", "claims", _WARNING, "claims that were not decided before the results were there",
+        "By the study's frozen protocol, a claim with a test was added, changed or dropped after runs were finished. "
+        "It is a note where only the design was changed by then, such as seeds that were added, or where runs were "
+        "there when the study was first frozen.",
+        "call these claims exploratory, or test them on new seeds that are planned before they are trained",
     ),
     FindingKind(
         "many-tests", "verdicts", _NOTE, "several tests at a level meant for one",

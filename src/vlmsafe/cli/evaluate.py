@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ class EvaluateCommand:
     allow_untrained: bool = False
     """Evaluate the initial policy of a run that has not trained yet."""
     overwrite: bool = False
-    """Run again what the table holds already, and replace it even where it holds more episodes."""
+    """Run again what the table holds already, and replace it even if it holds more, also of another checkpoint."""
     env: str | None = None
     """Another level or variant to evaluate it in, such as metadrive-easy:ends; by default the run's environment."""
 
@@ -51,24 +53,20 @@ def evaluate_verb(argv: list[str]) -> None:
 
     run = open_run(command.run)
     chosen = protocol(command.protocol)
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True) as progress, noting_what_is_kept():
         task = progress.add_task(f"{chosen.name} episodes", total=command.episodes or chosen.episodes)
-        try:
-            table = evaluate(
-                run,
-                chosen.name,
-                episodes=command.episodes,
-                epoch=command.epoch,
-                processes=command.processes,
-                allow_untrained=command.allow_untrained,
-                overwrite=command.overwrite,
-                env=command.env,
-                on_episode=lambda done: progress.update(task, completed=done),
-                on_note=note,
-            )
-        except KeyboardInterrupt:
-            note("finished episodes are kept; the same command goes on with the others")
-            raise
+        table = evaluate(
+            run,
+            chosen.name,
+            episodes=command.episodes,
+            epoch=command.epoch,
+            processes=command.processes,
+            allow_untrained=command.allow_untrained,
+            overwrite=command.overwrite,
+            env=command.env,
+            on_episode=lambda done: progress.update(task, completed=done),
+            on_note=note,
+        )
     run = open_run(command.run)  # a shipped driver has a directory for its results now
     out.print()
     actions = ", stochastic actions" if chosen.stochastic else ""
@@ -86,6 +84,16 @@ def evaluate_verb(argv: list[str]) -> None:
 def note(text: str) -> None:
     """Print a note that is not part of the result."""
     err.print(f"note: {text}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def noting_what_is_kept() -> Iterator[None]:
+    """Say on Ctrl-C that the episodes so far are not lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("finished episodes are kept; the same command goes on with the others")
+        raise
 
 
 def result_table(run: Any, protocol_name: str, epoch: int, figures: dict[str, float | None], budget: float) -> Table:

@@ -10,7 +10,7 @@ import tyro
 from rich import box
 from rich.table import Table
 
-from vlmsafe.cli.evaluate import note
+from vlmsafe.cli.evaluate import note, noting_what_is_kept
 from vlmsafe.cli.terminal import err, out, parse
 from vlmsafe.errors import InputError
 
@@ -20,6 +20,7 @@ class TraceCommand:
     """Record evaluation episodes step by step: scores, margin, kappa, cost, progress.
 
     The episodes are those that `vlmsafe evaluate` runs under the same protocol. The table goes to traces/ of the run.
+    An interrupted trace keeps its finished episodes: the same command goes on.
     """
 
     run: tyro.conf.Positional[Path]
@@ -55,7 +56,7 @@ class TraceCommand:
     allow_untrained: bool = False
     """Trace the initial policy of a run that has not trained yet."""
     overwrite: bool = False
-    """Replace an earlier trace."""
+    """Replace an earlier trace, once the new one is complete."""
 
 
 def trace_verb(argv: list[str]) -> None:
@@ -72,7 +73,7 @@ def trace_verb(argv: list[str]) -> None:
     path = run.trace_path(chosen.name, command.epoch, command.indicators)
     if path.exists() and not command.overwrite:
         raise InputError(f"{path} holds a trace already; pass --overwrite to replace it")
-    with Progress(console=err, transient=True) as progress:
+    with Progress(console=err, transient=True) as progress, noting_what_is_kept():
         task = progress.add_task(f"{chosen.name} episodes", total=command.episodes or chosen.episodes)
         table = trace(
             run,

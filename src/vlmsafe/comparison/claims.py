@@ -88,7 +88,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ContrastCell:
     """An arm on an environment."""
 
     arm: str
@@ -104,8 +104,8 @@ class ContrastClaim:
 
     name: str
     """What it asks, in a few words."""
-    plus: tuple[Cell, ...] = ()
-    minus: tuple[Cell, ...] = ()
+    plus: tuple[ContrastCell, ...] = ()
+    minus: tuple[ContrastCell, ...] = ()
     divide: float = 1.0
     """What the sum is divided by, such as 3 for a mean over three interactions."""
     outcome: Outcome = "cost"

@@ -16,7 +16,7 @@ from scipy import stats
 from vlmsafe.analysis.exact_tests import sign_flip_test
 from vlmsafe.analysis.intervals import Interval, contrast_interval, contrast_of, mean_interval, sign_flip_interval
 from vlmsafe.analysis.statistics import Float64, Pairs
-from vlmsafe.comparison.claims import Cell, ContrastClaim
+from vlmsafe.comparison.claims import ContrastCell, ContrastClaim
 from vlmsafe.comparison.decisions import Tested
 from vlmsafe.comparison.outcomes import Values, values_of
 from vlmsafe.errors import unknown_name
@@ -28,14 +28,14 @@ class ContrastVerdict:
     """What the runs say about a contrast."""
 
     claim: ContrastClaim
-    cells: Mapping[Cell, Values]
+    cells: Mapping[ContrastCell, Values]
     """The outcomes of each arm that counts: for a paired test, those of the seeds that all arms have."""
     estimate: float | None
     interval: Interval | None
     p: float | None
     """None if there are too few runs."""
     text: str = ""
-    missing: tuple[Cell, ...] = ()
+    missing: tuple[ContrastCell, ...] = ()
     """Arms without any outcome."""
 
     @property
@@ -53,7 +53,7 @@ def judge_contrast(claim: ContrastClaim, arms: Mapping[tuple[str, str], ArmRecor
     return judge_cells(claim, cells)
 
 
-def judge_cells(claim: ContrastClaim, cells: Mapping[Cell, Values]) -> ContrastVerdict:
+def judge_cells(claim: ContrastClaim, cells: Mapping[ContrastCell, Values]) -> ContrastVerdict:
     """The verdict on a contrast of given outcomes."""
     missing = tuple(cell for cell, values in cells.items() if not values)
     if missing:
@@ -71,7 +71,7 @@ def judge_cells(claim: ContrastClaim, cells: Mapping[Cell, Values]) -> ContrastV
 
 
 def _independent(
-    claim: ContrastClaim, cells: Mapping[Cell, Values], weights: Mapping[Cell, float], level: float
+    claim: ContrastClaim, cells: Mapping[ContrastCell, Values], weights: Mapping[ContrastCell, float], level: float
 ) -> ContrastVerdict:
     groups = [np.array(list(values.values())) for values in cells.values()]
     signs = [weights[cell] for cell in cells]
@@ -84,7 +84,9 @@ def _independent(
     return ContrastVerdict(claim, cells, estimate, contrast_interval(groups, signs, level=level), p, f"p = {p:.2g}")
 
 
-def _paired(claim: ContrastClaim, cells: Mapping[Cell, Values], per_seed: Float64, level: float) -> ContrastVerdict:
+def _paired(
+    claim: ContrastClaim, cells: Mapping[ContrastCell, Values], per_seed: Float64, level: float
+) -> ContrastVerdict:
     if len(per_seed) < 2:
         estimate = float(per_seed.mean()) if len(per_seed) else None
         return ContrastVerdict(claim, cells, estimate, None, None)

@@ -7,13 +7,15 @@ count too, because otherwise an unfinished study would be judged at a level that
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from vlmsafe.comparison.claims import Correction
+from vlmsafe.comparison.claims import Correction, Sides
 from vlmsafe.comparison.comparisons import Comparison
-from vlmsafe.comparison.judging import Verdict, compared, judge
+from vlmsafe.comparison.judging import Verdict, compared, judge, one_sided
+from vlmsafe.comparison.looks import ONE_LOOK, Looks, LookState, look_state
 from vlmsafe.comparison.outcomes import Values, source_of, values_of
+from vlmsafe.runs.records import ArmRecord
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,15 @@ def _with_p(
 
 
 @dataclass(frozen=True)
+class LookPlan:
+    """What a study has decided about when its claims are decided."""
+
+    seeds: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
+    """The planned seeds of each cell (environment, arm). Claims about other cells are decided with the runs there."""
+    looks: Looks = ONE_LOOK
+
+
+@dataclass(frozen=True)
 class Judged:
     """A comparison with its outcomes, the verdict of its test and the decision about it."""
 
@@ -98,6 +109,8 @@ class Judged:
     """None if there are too few runs for the test, or no test."""
     decision: Decision | None
     """None if no test decides the claim."""
+    look: LookState | None = None
+    """Whether the claim may be decided yet; None if nothing is known of planned seeds."""
 
     @property
     def at_its_level(self) -> Comparison:
@@ -109,27 +122,62 @@ class Judged:
 
 
 def judge_all(
-    comparisons: Sequence[Comparison], correction: Correction, count: int, others: Sequence[Tested] = ()
+    comparisons: Sequence[Comparison],
+    correction: Correction,
+    count: int,
+    others: Sequence[Tested] = (),
+    plan: LookPlan | None = None,
 ) -> tuple[list[Judged], list[Decision]]:
-    """Judge comparisons together with `others`, the contrasts; returns them, and the decisions about the others."""
-    found = [_judged(one) for one in comparisons]
+    """Judge comparisons together with `others`, the contrasts; returns them, and the decisions about the others.
+
+    With a `plan`, a claim has a verdict only at a look: when all planned seeds of its arms are there, or a share of
+    them that the study named beforehand. With several looks each claim spends its own part of the level, as Bonferroni
+    divides it, because levels that depend on other claims cannot be spent in advance.
+    """
+    plan = plan or LookPlan()
+    divided = count if correction != "none" and len(plan.looks.at) > 1 else 1
+    found = [_judged(one, plan, divided) for one in comparisons]
     tested = [place for place, one in enumerate(found) if one.comparison.claim.tested]
-    decisions = decide([*(_tested(found[place]) for place in tested), *others], correction, count)
+    rest = [dataclasses.replace(one, alpha=one.alpha / divided) for one in others]
+    tests = [_tested(found[place], divided) for place in tested]
+    decisions = decide([*tests, *rest], "none" if divided > 1 else correction, count)
     for place, decision in zip(tested, decisions, strict=False):
         found[place] = dataclasses.replace(found[place], decision=decision)
     return found, decisions[len(tested) :]
 
 
-def _judged(comparison: Comparison) -> Judged:
+def _judged(comparison: Comparison, plan: LookPlan, divided: int) -> Judged:
     claim, source = comparison.claim, source_of(comparison)
-    values = [values_of(arm, claim.outcome, source, claim.window) for arm in (comparison.first, comparison.second)]
+    arms = (comparison.first, comparison.second)
+    values: list[Values] = [values_of(arm, claim.outcome, source, claim.window) for arm in arms]
+    planned = [plan.seeds.get((comparison.env, arm.name)) for arm in arms]
+    look = None
+    if claim.tested and planned[0] and planned[1]:
+        there = [finished(arm, own) for arm, own in zip(arms, values, strict=True)]
+        sides: Sides = "less" if one_sided(claim) else "two-sided"
+        look = look_state([planned[0], planned[1]], there, plan.looks, alpha=claim.alpha / divided, sides=sides)
+        if look.level is not None:
+            values = [_only(own, seeds) for own, seeds in zip(values, look.seeds, strict=True)]
     first, second = compared(claim, *values)
-    verdict = judge(claim, first, second) if claim.test != "none" else None
-    return Judged(comparison, source, first, second, verdict, None)
+    waits = claim.test == "none" or (look is not None and look.level is None)
+    return Judged(comparison, source, first, second, None if waits else judge(claim, first, second), None, look)
 
 
-def _tested(one: Judged) -> Tested:
+def finished(arm: ArmRecord, values: Values) -> list[int | str]:
+    """The seeds of the runs that have an outcome and were trained to the end."""
+    runs = arm.matched_by
+    return [key for key in values if runs[key].epochs_recorded >= runs[key].config.epochs]
+
+
+def _only(values: Values, seeds: Sequence[int]) -> Values:
+    return {key: value for key, value in values.items() if key in seeds}
+
+
+def _tested(one: Judged, divided: int) -> Tested:
     claim, verdict = one.comparison.claim, one.verdict
     joint = (claim.joint, one.comparison.env) if claim.joint else ()
     p, direction = (None, 0) if verdict is None else (verdict.p, verdict.direction)
-    return Tested(claim.alpha, p, direction, joint)
+    level = claim.alpha / divided
+    if one.look is not None and one.look.level is not None:
+        level = one.look.level
+    return Tested(level, p, direction, joint)

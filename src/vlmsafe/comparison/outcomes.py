@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from vlmsafe.analysis.statistics import CATASTROPHE
+from vlmsafe.analysis.statistics import Clusters, Float64, clusters, thresholds
 from vlmsafe.analysis.tables import floats
-from vlmsafe.comparison.claims import WINDOWS, Outcome, Window
+from vlmsafe.comparison.claims import RATES, WINDOWS, Outcome, Window
 from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.runs.records import ArmRecord, RunRecord
-from vlmsafe.runs.tables import SUCCESS
 
 Values = Mapping[int | str, float]
 """Outcomes by the seed of their run."""
@@ -47,7 +46,11 @@ def source_of(comparison: Comparison) -> str:
 
 def run_outcome(run: RunRecord, outcome: Outcome, source: str, window: Window = "final") -> float | None:
     """The outcome of one run; None if it has none or if it is not finite."""
-    value = _trained(run, outcome, WINDOWS[window]) if source == "training" else _evaluated(run, outcome, source)
+    counted = rate_episodes(run, outcome, source, window) if outcome in RATES else None
+    if counted is not None:
+        value: float | None = float(np.mean(counted))
+    else:
+        value = _trained(run, outcome, WINDOWS[window]) if source == "training" else _evaluated(run, outcome, source)
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -59,30 +62,42 @@ def _trained(run: RunRecord, outcome: Outcome, window: int) -> float | None:
     if outcome == "shaped_return":
         shaped = run.over("shaped_return", window)
         return shaped if shaped is not None else run.over("env_return", window)
-    if outcome in SUCCESS:
-        rows = [row["progress"][outcome] for row in run.epochs if (row.get("progress") or {}).get(outcome) is not None]
-        return float(np.mean(rows[-window:])) if rows else None
-    limit = _limit(run, outcome)
-    last = max((row["epoch"] for row in run.epochs), default=0)
-    costs = [row["cost"] for row in run.episodes if row.get("finished") and row["epoch"] > last - window]
-    return float(np.mean([cost > limit for cost in costs])) if costs else None
+    rows = [row["progress"][outcome] for row in run.epochs if (row.get("progress") or {}).get(outcome) is not None]
+    return float(np.mean(rows[-window:])) if rows else None
 
 
 def _evaluated(run: RunRecord, outcome: Outcome, protocol: str) -> float | None:
     table = run.evaluations.get(protocol)
-    if table is None or outcome == "shaped_return":
+    if table is None or outcome == "shaped_return" or outcome not in table.columns:
         return None
-    if outcome in table.columns:
-        return float(np.mean(floats(table, outcome)))
-    if outcome not in ("violation", "catastrophe") or "cost" not in table.columns:
-        return None
-    return float(np.mean(floats(table, "cost") > _limit(run, outcome)))
+    return float(np.mean(floats(table, outcome)))
 
 
-def _limit(run: RunRecord, outcome: Outcome) -> float:
-    """An episode counts if its cost is above this."""
+def rate_episodes(run: RunRecord, outcome: Outcome, source: str, window: Window = "final") -> Float64 | None:
+    """The episodes behind a run's rate: 1 for each that counts, 0 for each other; None if there are none.
+
+    There are none for arrivals in training, which are read as shares from the record of epochs.
+    """
+    if source == "training":
+        last = max((row["epoch"] for row in run.epochs), default=0) - WINDOWS[window]
+        costs = np.array([row["cost"] for row in run.episodes if row.get("finished") and row["epoch"] > last])
+    else:
+        table = run.evaluations.get(source)
+        if table is None or not {outcome, "cost"} & set(table.columns):
+            return None
+        if outcome in table.columns:
+            return floats(table, outcome)
+        costs = floats(table, "cost")
     assert run.config.budget is not None
-    return run.config.budget * (1.0 if outcome == "violation" else CATASTROPHE)
+    limit = thresholds(run.config.budget).get(outcome)
+    return (costs > limit).astype(np.float64) if limit is not None and len(costs) else None
+
+
+def rate_clusters(arm: ArmRecord, outcome: Outcome, source: str, window: Window = "final") -> Clusters | None:
+    """The episodes behind an arm's rate, run by run; None if no run has such a rate."""
+    found = [rate_episodes(run, outcome, source, window) for run in arm.runs]
+    known = [episodes for episodes in found if episodes is not None and np.isfinite(episodes).all()]
+    return clusters(known) if known else None
 
 
 def against(values: Sequence[float]) -> str:

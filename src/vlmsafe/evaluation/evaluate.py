@@ -9,14 +9,15 @@ from typing import Any
 import polars as pl
 
 from vlmsafe import kernels
-from vlmsafe.analysis.statistics import CATASTROPHE
+from vlmsafe.analysis.statistics import thresholds
 from vlmsafe.envs.api import STEP_LIMIT
 from vlmsafe.envs.registry import ordered_name
-from vlmsafe.errors import InputError
+from vlmsafe.errors import InputError, RunError
 from vlmsafe.evaluation.plan import EpisodeTask, Plan, Row, warn
-from vlmsafe.evaluation.resume import UnfinishedEvaluation
+from vlmsafe.evaluation.resume import EpisodeCount, UnfinishedEvaluation
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
+from vlmsafe.io.files import write_atomically
 from vlmsafe.runs.drivers import open_run, with_own_directory
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import SOURCE, SUCCESS, read_table, with_success, write_table
@@ -65,8 +66,9 @@ def evaluate(
 
     `epoch` chooses a checkpoint, by default the newest readable one. A run that holds only its untrained start is
     refused unless `allow_untrained` is set. A table with more episodes of the same checkpoint is replaced only if
-    `overwrite` is set. `on_note` is told what the command line prints as notes, such as a damaged checkpoint or changed
-    code of the environment; by default each is a warning.
+    `overwrite` is set. One with more episodes of another checkpoint is kept under the name that `epoch` gives a
+    table, unless `overwrite` is set or that table has as many; a note says which. `on_note` is told what the command
+    line prints as notes, such as a damaged checkpoint or changed code of the environment; by default each is a warning.
 
     `env` is another level or variant of the run's environment to evaluate in, with its own budget. The table then has a
     column `env` and lies in a folder of its own, which audits and reports do not read.
@@ -93,8 +95,10 @@ def evaluate(
         run, protocol_name, episodes=episodes, epoch=epoch, processes=processes,
         allow_untrained=allow_untrained, on_note=on_note, env=env,
     )  # fmt: skip
-    path = with_own_directory(plan.run).evaluation_path(plan.protocol.name, epoch, env)
+    own = with_own_directory(plan.run)
+    path = own.evaluation_path(plan.protocol.name, epoch, env)
     require_writable(path)
+    aside = _kept_as(path, own, plan, env, overwrite, on_note)
     held = {} if overwrite else _held(path, plan, on_note)
     if all(_done(task, held) for task in plan.tasks):
         on_note(f"{path} holds these episodes already; pass --overwrite to run them again")
@@ -102,9 +106,10 @@ def evaluate(
         write_table(path, table)  # the column run_finished may have changed
         return table
     with UnfinishedEvaluation(path, plan) as unfinished:
-        for other in unfinished.others():
-            on_note(f"{other} holds episodes of another checkpoint, setting or version; they are left where they are")
+        unfinished.note_others(on_note)
         table = _table(_completed(plan, unfinished, held, on_episode, on_note), plan)
+        if aside is not None:
+            write_atomically(aside, path.read_bytes())
         write_table(path, table)
         unfinished.remove()  # last: at any moment, the table or this folder holds the finished episodes
     return table
@@ -123,14 +128,9 @@ def _completed(
         if not _done(task, rows) and (saved := unfinished.rows(task)) is not None:
             rows |= zip(task.episodes, saved, strict=True)
     missing = [task for task in plan.tasks if not _done(task, rows)]
-    before = len(rows)
-    if before:
-        on_note(f"{before} of {plan.episodes} episodes are already done")
-    on_episode(before)
+    count = EpisodeCount(plan, missing, on_episode, on_note)
     results = plan.execute(
-        [unfinished.saving(task) for task in missing],
-        plan.recipe(),
-        lambda done: on_episode(before + done * (plan.episodes - before) // len(missing)),
+        [unfinished.saving(task) for task in missing], plan.recipe(), lambda place, found: count.finished(place)
     )
     for task, found in zip(missing, results, strict=True):
         rows |= zip(task.episodes, found, strict=True)
@@ -146,6 +146,34 @@ def _completed(
 def _done(task: EpisodeTask, rows: Mapping[int, Row]) -> bool:
     """Whether all episodes of a task are there. Episodes that share a simulator are run together or not at all."""
     return all(number in rows for number in task.episodes)
+
+
+def _kept_as(
+    path: Path, run: Run, plan: Plan, env: str | None, overwrite: bool, on_note: Callable[[str], None]
+) -> Path | None:
+    """Where a table goes that has more episodes than are asked for, of another checkpoint; None if it goes nowhere.
+
+    It gets the name that `epoch` gives a table, unless that one has as many episodes or `overwrite` is set.
+    """
+    epochs = _epochs(path)
+    if len(epochs) <= plan.episodes or epochs[0] == plan.checkpoint.epoch:
+        return None
+    aside = run.evaluation_path(plan.protocol.name, epochs[0], env)
+    kept = not overwrite and aside != path and len(_epochs(aside)) < len(epochs)
+    on_note(
+        f"{path} holds {len(epochs)} episodes of epoch {epochs[0]}, more than the {plan.episodes} of epoch "
+        f"{plan.checkpoint.epoch} that replace them; "
+        + (f"they will be kept in {aside.name}" if kept else "they will not be kept")
+    )
+    return aside if kept else None
+
+
+def _epochs(path: Path) -> list[int]:
+    """The checkpoint of each episode of a table; empty if there is no table, or it is damaged."""
+    try:
+        return read_table(path, ["checkpoint_epoch"])["checkpoint_epoch"].to_list() if path.exists() else []
+    except RunError:
+        return []  # it has nothing to lose; without `overwrite`, `_held` refuses a damaged table
 
 
 def _held(path: Path, plan: Plan, on_note: Callable[[str], None]) -> dict[int, Row]:
@@ -175,6 +203,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
     elsewhere = spec.name != config.spec.name
     budget, training = spec.budget if elsewhere else config.budget, spec.training
     assert budget is not None
+    limits = thresholds(budget)
     common = {
         "budget": budget,
         "protocol": plan.protocol.name,
@@ -192,8 +221,7 @@ def _table(rows: Mapping[int, Row], plan: Plan) -> pl.DataFrame:
             "episode": episode,
             "in_training_pool": row["scenario"] in training,
             SUCCESS[1]: None if row["arrived"] is None else row["arrived"] and row["cost"] == 0.0,
-            "violation": row["cost"] > budget,
-            "catastrophe": row["cost"] > CATASTROPHE * budget,
+            **{name: row["cost"] > limit for name, limit in limits.items()},
             **common,
         }
         for episode in range(plan.episodes)

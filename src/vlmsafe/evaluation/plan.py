@@ -10,7 +10,7 @@ import sys
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Integral
@@ -229,7 +229,12 @@ class Plan:
     @property
     def fingerprint(self) -> str:
         """The identity in 16 letters. Episodes belong together only if it is the same."""
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()[:16]
+        return fingerprint_of(self.identity)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether another evaluation can have the same identity: not with source of the user's that is not known."""
+        return self.spec.version is not None or self.spec.source is not None
 
     def recipe(self, *, frames: bool = False) -> EnvRecipe:
         """How the workers make the environment."""
@@ -240,17 +245,22 @@ class Plan:
         self,
         tasks: Sequence[Task[R]],
         recipe: EnvRecipe,
-        on_result: Callable[[int], None],
+        on_result: Callable[[int, R], None],
         stream: Stream | None = None,
         reader: Reader | None = None,
     ) -> list[R]:
-        """Run some of the tasks, or tasks that wrap them, in order. `on_result` is told how many are done."""
+        """Run some of the tasks, or tasks that wrap them, in order. `on_result` gets each one's place and result."""
         # A fresh process per episode: an environment that carries state over would otherwise make results depend on
         # which process ran which episodes.
         with WorkerPool[R](recipe, self.processes, fresh=True, stream=stream) as pool:
             results = pool.run(tasks, on_result=on_result, reader=reader)
         assert results is not None
         return results
+
+
+def fingerprint_of(identity: Mapping[str, Any]) -> str:
+    """Plain values in 16 letters."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def require_counts(*, least: int = 1, **given: Any) -> None:

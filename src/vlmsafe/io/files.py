@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -21,19 +21,35 @@ def write_atomically(path: Path, data: bytes) -> None:
 
     After a crash at any moment the path holds the old content or the new content, never a part of it.
     """
-    check_held(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with disk_errors(path):
-        try:
-            with temporary.open("wb") as file:
+    write_together({path: data})
+
+
+def write_together(files: Mapping[Path, bytes], remove: Iterable[Path] = ()) -> None:
+    """Write several files under temporary names, then remove others, then move the new ones into place, in order.
+
+    Nothing is removed or replaced before all of the new content is on disk.
+    """
+    aside = {path: path.with_name(f".{path.name}.{os.getpid()}.partial") for path in files}
+    try:
+        for path, data in files.items():
+            check_held(path)
+            with disk_errors(path), aside[path].open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
+        for path in remove:
+            with disk_errors(path):
+                path.unlink(missing_ok=True)
+        for path, temporary in aside.items():
+            with disk_errors(path):
+                temporary.replace(path)
+    except RunError:
+        for temporary in aside.values():
             temporary.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
+        raise
+    for directory in {path.parent for path in files}:
+        with disk_errors(directory):
+            sync_directory(directory)
 
 
 def append_rows(path: Path, rows: list[Mapping[str, Any]]) -> None:

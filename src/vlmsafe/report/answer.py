@@ -13,6 +13,7 @@ from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import RATES
 from vlmsafe.comparison.judging import PAIRED
 from vlmsafe.comparison.outcomes import WORDS, values_of
+from vlmsafe.comparison.power import detectable_sentence
 from vlmsafe.report.cells import compared_window
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import minus
@@ -77,6 +78,8 @@ def _decision(result: ComparisonResult) -> str:
     claim, verdict = result.comparison.claim, result.verdict
     if claim.test == "none":
         return "No test is claimed, so this only describes these runs."
+    if result.look is not None and result.look.level is None:
+        return f"{result.look.text[0].upper()}{result.look.text[1:]}."
     if verdict is None:
         return f"Not tested: the {test_name(claim.test)} needs more runs, or runs with matching seeds."
     if claim.test == "bootstrap":
@@ -84,12 +87,17 @@ def _decision(result: ComparisonResult) -> str:
     how = f"{result.test}, {verdict.text}"
     if result.correction:
         how += f", {result.correction}"
+    if result.look is not None and result.look.looks > 1:
+        how += f", {result.look.text}"
     if claim.joint:
         return f"{_part(result)} ({how})."
     text = f"{_shown(result)} ({how})."
-    if not result.decided and result.smallest is not None and result.smallest >= result.level:
-        text += f" This many runs cannot show one: the smallest p that they can give is {result.smallest:.2g}."
-    return text
+    if result.decided:
+        return text
+    if result.smallest is not None and result.smallest >= result.level:
+        return f"{text} This many runs cannot show one: the smallest p that they can give is {result.smallest:.2g}."
+    detectable = detectable_sentence(claim, result.first, result.second, level=result.level)
+    return f"{text} {detectable}" if detectable else text
 
 
 def _shown(result: ComparisonResult) -> str:
@@ -121,6 +129,8 @@ def contrast_sentence(result: ContrastResult) -> str:
     if verdict.missing:
         cell = verdict.missing[0]
         return f"{claim.name}: no {WORDS[claim.outcome]} of '{cell.arm}' on {cell.env} yet ({claim.source})."
+    if result.waits:
+        return f"{claim.name}: {result.waits}."
     if verdict.estimate is None or verdict.interval is None or verdict.p is None:
         return f"{claim.name}: not tested; the {test_name(claim.test)} needs more runs, or runs with matching seeds."
     how = f"{result.test}, {verdict.text}" + (f", {result.correction}" if result.correction else "")
@@ -150,12 +160,17 @@ def headline(found: Sequence[ComparisonResult]) -> str:
 
 
 def _short(result: ComparisonResult) -> str:
-    return "too few runs to test" if result.verdict is None and result.comparison.claim.tested else says(result)
+    waits = result.look is not None and result.look.level is None
+    if result.verdict is None and result.comparison.claim.tested and not waits:
+        return "too few runs to test"
+    return says(result)
 
 
 def says(result: ComparisonResult) -> str:
     """What is decided, in a few words."""
     claim = result.comparison.claim
+    if result.look is not None and result.look.level is None:
+        return "no verdict yet"
     if not claim.tested or result.verdict is None:
         return "not tested"
     if claim.kind == "difference":

@@ -11,10 +11,10 @@ import polars as pl
 
 from vlmsafe.analysis.intervals import Interval, mean_interval
 from vlmsafe.analysis.resampling import LEAST
-from vlmsafe.analysis.statistics import Float64
+from vlmsafe.analysis.statistics import Clusters, Float64, seeds_within, summary
 from vlmsafe.comparison.claims import RATES, WINDOWS, Outcome, Window
 from vlmsafe.comparison.comparisons import Comparison
-from vlmsafe.comparison.outcomes import run_outcome, values_of
+from vlmsafe.comparison.outcomes import WORDS, rate_clusters, run_outcome, values_of
 from vlmsafe.comparison.settings import ABSENT, effective
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column
@@ -84,11 +84,16 @@ def share(part: int, whole: int) -> Cell:
 
 
 class Notes:
-    """The conditions in which published values differ from ours, gathered while the cells of a table are made."""
+    """What a table has to say below it, gathered while its cells are made.
+
+    These are the conditions in which published values differ from ours, and rates whose runs have unequally many
+    episodes.
+    """
 
     def __init__(self) -> None:
         self._found: dict[str, None] = {}
         self._any = False
+        self._uneven: dict[str, list[str]] = {}
 
     def add(self, row: dict[str, Any]) -> str:
         """Add a row of `side_by_side`; returns the mark that follows its published value."""
@@ -96,10 +101,27 @@ class Notes:
         self._found |= dict.fromkeys(row["differences"] or ())
         return "" if row["comparable"] else MARK
 
+    def add_rate(self, arm: ArmRecord, outcome: Outcome, source: str, episodes: Clusters | None) -> None:
+        """Note the pooled rate of an arm if it may differ from the mean over its runs."""
+        if episodes is None or episodes.even:
+            return
+        many = f"{episodes.episodes.min()} to {episodes.episodes.max()} episodes"
+        known = self._uneven.setdefault(f"'{arm.name}' on {arm.env} ({source}, {many} per run)", [])
+        pooled = f"{WORDS[outcome]} {100 * episodes.pooled:.1f} %"
+        if pooled not in known:
+            known.append(pooled)
+
     def lines(self, most: int = 6) -> list[str]:
+        uneven = [
+            f"Rates are means over runs. Pooled over episodes, as published, {who} has: {', '.join(rates)}."
+            for who, rates in self._uneven.items()
+        ]
         if not self._any:
-            return []
-        lines = ["Published values stand under ours, with the published deviation over runs where there is one."]
+            return uneven
+        lines = [
+            *uneven,
+            "Published values stand under ours, with the published deviation over runs where there is one.",
+        ]
         # The scorer comes first, so that it is never cut.
         found = sorted(self._found, key=lambda text: not text.startswith("signal.scorer"))
         if found:
@@ -113,8 +135,28 @@ def arm_cell(
 ) -> Cell:
     """An arm's outcome over its runs. The cell is empty if no run has it."""
     values = list(values_of(arm, outcome, source, window).values())
-    row = dataset.published(arm.env, arm.name, None, source, window, QUANTITIES[outcome]) if notes else None
+    row = _published(dataset, arm, QUANTITIES[outcome], source, window) if notes else None
+    if notes is not None and is_rate(outcome):
+        notes.add_rate(arm, outcome, source, rate_clusters(arm, outcome, source, window))
     return _cell(values, outcome, arm.first.config.budget, row, notes)
+
+
+def _published(dataset: Dataset, arm: ArmRecord, quantity: str, source: str, window: Window) -> dict[str, Any] | None:
+    """The published value of an arm. That of a pool is the mean of its published runs, if every run has one."""
+    if all(run.arm == arm.name for run in arm.runs):
+        return dataset.published(arm.env, arm.name, None, source, window, quantity)
+    rows = [dataset.published(run.env, run.arm, run.name, source, window, quantity) for run in arm.runs]
+    known = [row for row in rows if row is not None]
+    if len(known) < len(rows):
+        return None
+    found = summary([row["published"] for row in known])
+    return {
+        "published": found.mean,
+        "published_std": found.std,
+        "published_runs": found.n,
+        "comparable": all(row["comparable"] for row in known),
+        "differences": list(dict.fromkeys(text for row in known for text in row["differences"])),
+    }
 
 
 def run_cell(
@@ -166,7 +208,9 @@ def over_budget(arm: ArmRecord, source: str, window: Window) -> Cell:
     """How many of the runs cost more than the budget."""
     costs = [(run_outcome(run, "cost", source, window), run.config.budget) for run in arm.runs]
     known = [(cost, budget) for cost, budget in costs if cost is not None and budget is not None]
-    return share(sum(cost > budget for cost, budget in known), len(known)) if known else Cell()
+    if not known:
+        return Cell()
+    return share(seeds_within(*zip(*known, strict=True)).over, len(known))
 
 
 def budget_cell(arm: ArmRecord) -> Cell:

@@ -25,7 +25,7 @@ from vlmsafe.runs.arms import ArmRun, of_studies, open_arms
 from vlmsafe.runs.records import ArmRecord, RunRecord, read_arms
 
 _NO_TRACE = "no run has a trace that a scorer looked at; vlmsafe trace RUN records one"
-_Key = tuple[str, str, str]
+_Key = tuple[str, str, str, int | None, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,14 +189,24 @@ class Dataset:
                     found.setdefault(arm.name, {})[run.name] = run.traces[some]
         return found
 
-    def traces(self, env: str, protocol: str = "") -> pl.DataFrame | None:
+    def most_episodes(self, entry: Entry) -> int | None:
+        """The traced episodes of an arm that an entry uses at most; None for all."""
+        if entry.episodes is None:
+            return self.options.episodes
+        return None if entry.episodes == "all" else entry.episodes
+
+    def resamples(self, entry: Entry) -> int:
+        """The resamples of episodes behind an entry's intervals."""
+        return self.options.resamples if entry.resamples is None else entry.resamples
+
+    def traces(self, env: str, entry: Entry) -> pl.DataFrame | None:
         """The traces of an environment that a scorer looked at, stacked, of one scorer; None where there is none."""
         found: TraceTables = {}
-        for arm, runs in self.trace_tables(env, protocol).items():
+        most = self.most_episodes(entry)
+        for arm, runs in self.trace_tables(env, entry.source).items():
             own = {name: of_scorer(table, self.options.scorer) for name, table in runs.items()}
             scored = {name: table for name, table in own.items() if table is not None and table["scored"].any()}
             if scored:
-                most = self.options.episodes
                 found[arm] = first_episodes(scored, most) if most is not None else scored
         return stacked(found) if found else None
 
@@ -206,11 +216,11 @@ class Dataset:
         problems = [why for env in envs if (why := self._problems.get((env, entry.source)))]
         if problems:
             return problems[0]
-        traces = [steps for env in envs if (steps := self.traces(env, entry.source)) is not None]
+        traces = [steps for env in envs if (steps := self.traces(env, entry)) is not None]
         some = any(count_onsets(steps, "arm", "run") for steps in traces)
         if some and all(self.with_onsets(steps) is None for steps in traces):
             return f"no arm has {self.options.onsets} onsets of contact in its traces, the fewest that the audit takes"
-        traced = any(self.traces(env, entry.source) is not None for env in envs)
+        traced = any(self.traces(env, entry) is not None for env in envs)
         return otherwise if otherwise and traced else _NO_TRACE
 
     def with_onsets(self, steps: pl.DataFrame) -> pl.DataFrame | None:
@@ -232,7 +242,7 @@ class Dataset:
         def computed(steps: pl.DataFrame) -> pl.DataFrame:
             if not by_run:  # one run stands for all: single runs take as long again
                 steps = steps.with_columns(run=pl.lit("all"), episode=pl.Series(episode_numbers(steps, "lead time")))
-            found = lead_time.lead_time(steps, resamples=options.resamples, seed=options.seed)
+            found = lead_time.lead_time(steps, resamples=self.resamples(entry), seed=options.seed)
             return found if by_run else found.filter(pl.col("run").is_null())
 
         return self._of_traces(f"lead time, by run: {by_run}", computed, entry, onsets=True)
@@ -249,7 +259,7 @@ class Dataset:
         return self._of_gated(found, entry)
 
     def gate_rocs(self, entry: Entry) -> dict[str, pl.DataFrame]:
-        resamples, seed = self.options.resamples, self.options.seed
+        resamples, seed = self.resamples(entry), self.options.seed
         found = self._of_traces(
             "gate roc", lambda steps: gate_roc.gate_roc(steps, resamples=resamples, seed=seed), entry, onsets=True
         )
@@ -287,9 +297,9 @@ class Dataset:
         """By environment, the rows of an entry's arms; nothing of traces that cannot be used, which the audit names."""
         found: dict[str, pl.DataFrame] = {}
         for env in self.envs(entry):
-            key = (what, env, entry.source)
+            key = (what, env, entry.source, self.most_episodes(entry), self.resamples(entry))
             if key not in self._kept:
-                steps = self.traces(env, entry.source)
+                steps = self.traces(env, entry)
                 if onsets and steps is not None:
                     steps = self.with_onsets(steps)
                 try:

@@ -219,7 +219,7 @@ def _not_evaluated(dataset: Dataset, env: str, protocol: str | None) -> list[str
 
 def _few_onsets(dataset: Dataset, env: str, protocol: str | None) -> list[str]:
     """A line about each arm that has too few onsets of contact for figures on what comes before or with them."""
-    steps, least = dataset.traces(env, protocol or ""), dataset.options.onsets
+    steps, least = dataset.traces(env, Entry("lead-time", source=protocol or "")), dataset.options.onsets
     arms = [] if steps is None else steps.partition_by("arm")
     counts = {str(own["arm"][0]): count_onsets(own, "run") for own in arms}
     return [

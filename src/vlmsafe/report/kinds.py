@@ -27,12 +27,16 @@ class Kind:
     """Whether a usual one stands before the figures."""
     timed: bool = False
     """Whether it depends on how fast a machine was."""
+    options: tuple[str, ...] = ()
+    """Options of an entry that this kind has and most others lack."""
 
     def load(self, package: str) -> Any:
         """The function, from the package of tables or of charts."""
         module, name = self.function.split(".")
         return getattr(import_module(f"vlmsafe.report.{package}.{module}"), name)
 
+
+_EPISODES, _RESAMPLED = ("episodes",), ("episodes", "resamples")
 
 # The usual ones stand in the order in which a report shows them.
 TABLES: Mapping[str, Kind] = {
@@ -46,7 +50,7 @@ TABLES: Mapping[str, Kind] = {
     ),
     "rates": Kind(
         "each compared pair: catastrophe and violation rates, and the interval of the difference",
-        "comparisons.rates",
+        "comparisons.rates", options=("pool",),
     ),
     "summary": Kind(
         "arm by arm from an evaluation, with published values", "arms.summary", usual=True, first=True
@@ -55,9 +59,9 @@ TABLES: Mapping[str, Kind] = {
         "arm by arm from training: cost, returns, seeds over budget", "arms.training", usual=True, first=True
     ),
     "by-environment": Kind(
-        "arms in rows, environments in columns, one outcome", "arms.by_environment"
+        "arms in rows, environments in columns, one outcome", "arms.by_environment", options=("windows",)
     ),
-    "per-seed": Kind("one row per run", "arms.per_seed", usual=True),
+    "per-seed": Kind("one row per run", "arms.per_seed", usual=True, options=("pool",)),
     "pairs": Kind("compared arms seed by seed, with their difference", "comparisons.pairs"),
     "sweep": Kind("an outcome over one or two settings", "arms.sweep"),
     "returns": Kind(
@@ -71,24 +75,38 @@ TABLES: Mapping[str, Kind] = {
     "cost-correlations": Kind(
         "cost against distance, progress and return, over episodes, runs and arms", "returns.cost_correlations"
     ),
+    "tails": Kind(
+        "arm by arm: median, 90 % quantile and CVaR of episode cost, and cost per distance", "tails.tails", usual=True
+    ),
+    "improvement": Kind(
+        "each compared pair: how probably a run of the first arm costs less", "tails.improvement", usual=True
+    ),
     "multiplier": Kind("the multiplier replayed without the signal term", "multiplier.multiplier", usual=True),
     "multiplier-runs": Kind("the replay of the multiplier, run by run", "multiplier.multiplier_runs"),
     "multiplier-terms": Kind("sizes of both terms that move the multiplier", "multiplier.multiplier_terms"),
     "multiplier-epochs": Kind("the replay of the multiplier, epoch by epoch", "multiplier.multiplier_epochs"),
-    "lead-time": Kind("does a signal rise before contact", "lead_time.lead_time", usual=True),
-    "lead-time-aucs": Kind("AUC before contact by arm, signal and horizon", "lead_time.lead_time_aucs"),
-    "lead-time-runs": Kind("AUC before contact of every run", "lead_time.lead_time_runs"),
-    "lead-time-counts": Kind(
-        "how many AUCs are above one half and above the control", "lead_time.lead_time_counts"
+    "lead-time": Kind(
+        "does a signal rise before contact", "lead_time.lead_time", usual=True, options=_RESAMPLED
     ),
-    "lead-lag": Kind("correlation of c_vlm with earlier and later cost", "lead_time.lead_lag"),
-    "gate": Kind("medians of margin and kappa", "gate.gate", usual=True),
-    "gate-margins": Kind("margins from lowest to highest", "gate.gate_margins"),
-    "gate-cells": Kind("kappa from lowest to highest, for every gate", "gate.gate_cells"),
-    "gate-roc": Kind("does kappa know contact in the same step", "gate.gate_roc", usual=True),
-    "gate-thresholds": Kind("precision and recall of kappa as a detector of contact", "gate.gate_thresholds"),
+    "lead-time-aucs": Kind(
+        "AUC before contact by arm, signal and horizon", "lead_time.lead_time_aucs", options=_RESAMPLED
+    ),
+    "lead-time-runs": Kind("AUC before contact of every run", "lead_time.lead_time_runs", options=_RESAMPLED),
+    "lead-time-counts": Kind(
+        "how many AUCs are above one half and above the control", "lead_time.lead_time_counts", options=_RESAMPLED
+    ),
+    "lead-lag": Kind("correlation of c_vlm with earlier and later cost", "lead_time.lead_lag", options=_EPISODES),
+    "gate": Kind("medians of margin and kappa", "gate.gate", usual=True, options=_EPISODES),
+    "gate-margins": Kind("margins from lowest to highest", "gate.gate_margins", options=_EPISODES),
+    "gate-cells": Kind("kappa from lowest to highest, for every gate", "gate.gate_cells", options=_EPISODES),
+    "gate-roc": Kind("does kappa know contact in the same step", "gate.gate_roc", usual=True, options=_RESAMPLED),
+    "gate-thresholds": Kind(
+        "precision and recall of kappa as a detector of contact", "gate.gate_thresholds", options=_EPISODES
+    ),
     "scores": Kind("a score over training, seed by seed", "scores.scores", usual=True),
-    "score-variability": Kind("how much scores vary within and between episodes", "scores.score_variability"),
+    "score-variability": Kind(
+        "how much scores vary within and between episodes", "scores.score_variability", options=_EPISODES
+    ),
     "protocols": Kind("one outcome by evaluation protocol", "arms.protocols", usual=True),
     "compute": Kind("time per run, speed, and what the signal costs", "compute.compute", usual=True, timed=True),
     "divergence": Kind("runs of equal seeds: where they part, and how far", "comparisons.divergence"),
@@ -126,13 +144,19 @@ FIGURES: Mapping[str, Kind] = {
     "sweep": Kind("an outcome over a numeric setting", "outcomes.sweep"),
     "scores": Kind("scores and kappa over training", "training.scores", usual=True),
     "lead-time": Kind(
-        "AUC before contact by horizon, and the lead-lag profile", "lead_time.lead_time", usual=True
+        "AUC before contact by horizon, and the lead-lag profile", "lead_time.lead_time", usual=True,
+        options=_RESAMPLED,
     ),
-    "lead-time-raw": Kind("AUC before contact by horizon, of signals as they are", "lead_time.lead_time_raw"),
-    "gate": Kind("margins and kappa of traced frames", "gate.gate", usual=True),
-    "gate-cells": Kind("margins and kappa of traced frames under every gate", "gate.gate_cells"),
-    "gate-roc": Kind("ROC of kappa against contact; precision and recall", "gate.gate_roc", usual=True),
+    "lead-time-raw": Kind(
+        "AUC before contact by horizon, of signals as they are", "lead_time.lead_time_raw", options=_RESAMPLED
+    ),
+    "gate": Kind("margins and kappa of traced frames", "gate.gate", usual=True, options=_EPISODES),
+    "gate-cells": Kind("margins and kappa of traced frames under every gate", "gate.gate_cells", options=_EPISODES),
+    "gate-roc": Kind(
+        "ROC of kappa against contact; precision and recall", "gate.gate_roc", usual=True, options=_RESAMPLED
+    ),
     "gate-curves": Kind(
-        "ROC and precision over recall, also of gates calibrated on other episodes", "gate.gate_curves"
+        "ROC and precision over recall, also of gates calibrated on other episodes", "gate.gate_curves",
+        options=_EPISODES,
     ),
 }  # fmt: skip

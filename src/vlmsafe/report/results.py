@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from vlmsafe.analysis.intervals import Interval
+from vlmsafe.analysis.statistics import Pairs, wins
 from vlmsafe.audit.findings import Audit, Finding, counted
 from vlmsafe.comparison.claims import RATES, Correction
 from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.contrasts import ContrastVerdict, judge_contrast
-from vlmsafe.comparison.decisions import Decision, Judged, judge_all
+from vlmsafe.comparison.decisions import Decision, Judged, LookPlan, finished, judge_all
 from vlmsafe.comparison.judging import Verdict, interval_of, smallest_p
+from vlmsafe.comparison.looks import LookState, look_state
 from vlmsafe.comparison.outcomes import WORDS, Values
 from vlmsafe.report.dataset import Dataset
 
@@ -63,6 +67,10 @@ class ComparisonResult:
         return self.judged.decision
 
     @property
+    def look(self) -> LookState | None:
+        return self.judged.look
+
+    @property
     def decided(self) -> int:
         """-1 where the first arm is lower, 1 where it is higher or the margin holds, 0 where nothing is decided."""
         return self.decision.decided if self.decision is not None else 0
@@ -107,7 +115,10 @@ class ComparisonResult:
     def first_lower(self) -> tuple[int, int]:
         """On how many of the matched seeds the first arm is lower."""
         shared = [key for key in self.first if key in self.second]
-        return sum(self.first[key] < self.second[key] for key in shared), len(shared)
+        if not shared:
+            return 0, 0
+        sides = [[values[key] for key in shared] for values in (self.first, self.second)]
+        return wins(Pairs(np.array(sides[0]), np.array(sides[1]))).first_lower, len(shared)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +128,8 @@ class ContrastResult:
     verdict: ContrastVerdict
     decision: Decision
     correction: str
+    waits: str = ""
+    """Why there is no verdict yet, in words."""
 
     @property
     def scale(self) -> float:
@@ -149,12 +162,27 @@ def all_results(dataset: Dataset) -> tuple[list[ComparisonResult], list[Contrast
     claims = dataset.claims
     correction: Correction = claims.correction if claims is not None else "none"
     contrasts = [judge_contrast(one, dataset.every_arm) for one in claims.contrasts] if claims is not None else []
-    judged, decisions = judge_all(dataset.compared, correction, dataset.tests, [one.tested for one in contrasts])
+    plan = LookPlan(dataset.info.planned_seeds, dataset.info.looks)
+    waiting = [_waiting(one, dataset, plan) for one in contrasts]
+    others = [replace(one.tested, p=None) if why else one.tested for one, why in zip(contrasts, waiting, strict=True)]
+    judged, decisions = judge_all(dataset.compared, correction, dataset.tests, others, plan)
     text = "" if correction == "none" else f"with {_CORRECTIONS[correction]} correction for {_tests(dataset)}"
     return (
         [ComparisonResult(one, text if one.decision else "", _worst_about(one, dataset.audit)) for one in judged],
-        [ContrastResult(one, decision, text) for one, decision in zip(contrasts, decisions, strict=True)],
+        [ContrastResult(*one) for one in zip(contrasts, decisions, [text] * len(contrasts), waiting, strict=True)],
     )
+
+
+def _waiting(verdict: ContrastVerdict, dataset: Dataset, plan: LookPlan) -> str:
+    """Why a contrast has no verdict yet; empty if all its planned seeds are there. It has no interim looks."""
+    planned, there = [], []
+    for cell, values in verdict.cells.items():
+        if seeds := plan.seeds.get((cell.env, cell.arm)):
+            arm = dataset.every_arm.get((cell.env, cell.arm))
+            planned.append(seeds)
+            there.append(finished(arm, values) if arm is not None else [])
+    state = look_state(planned, there, alpha=verdict.claim.alpha) if planned else None
+    return state.text if state is not None and state.level is None else ""
 
 
 def _tests(dataset: Dataset) -> str:

@@ -175,9 +175,12 @@ class ArmRecord:
 
     @property
     def matched_by(self) -> dict[int | str, RunRecord]:
-        """The runs by seed; by name where several runs have the same seed."""
+        """The runs by seed; by name where several runs have the same seed, with the arm where it is another."""
         seeds = self.seeds
-        return {run.seed if seeds.count(run.seed) == 1 else run.name: run for run in self.runs}
+        return {
+            run.seed if seeds.count(run.seed) == 1 else run.name if run.arm == self.name else run.label: run
+            for run in self.runs
+        }
 
     @property
     def protocols(self) -> list[str]:

@@ -40,6 +40,18 @@ def read_table(path: Path, columns: list[str] | None = None) -> pl.DataFrame:
         raise _unusable(path, f"expected a Parquet table{wanted}, got: {reason}") from error
 
 
+def read_part(path: Path) -> pl.DataFrame:
+    """A part of a table that is not finished, as it was written; a RunError if it cannot be used."""
+    try:
+        return pl.read_parquet(path, glob=False)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"{path} is damaged: expected a Parquet table, got: {reason}; remove {path.parent}, and its episodes are "
+            "run again"
+        ) from None
+
+
 def _unusable(path: Path, problem: str) -> RunError:
     return RunError(f"{path} is damaged: {problem}; {how_to_replace(path)}")
 
@@ -70,6 +82,11 @@ def with_success(table: pl.DataFrame) -> pl.DataFrame:
 
 def write_table(path: Path, table: pl.DataFrame) -> None:
     """Write a table as Parquet, whole or not at all."""
+    write_atomically(path, table_bytes(table))
+
+
+def table_bytes(table: pl.DataFrame) -> bytes:
+    """A table as the content of a Parquet file."""
     buffer = io.BytesIO()
     table.write_parquet(buffer)
-    write_atomically(path, buffer.getvalue())
+    return buffer.getvalue()

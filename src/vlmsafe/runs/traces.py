@@ -15,11 +15,10 @@ from typing import Any
 import polars as pl
 
 from vlmsafe.errors import InputError, RunError
-from vlmsafe.io.disk import disk_errors
-from vlmsafe.io.files import write_atomically
+from vlmsafe.io.files import write_together
 from vlmsafe.runs.drivers import open_run
 from vlmsafe.runs.layout import DEFAULT_PROTOCOL, about_path, find_table, frames_path, how_to_replace, tables_in
-from vlmsafe.runs.tables import read_table, write_table
+from vlmsafe.runs.tables import read_table, table_bytes
 from vlmsafe.signals.prompts import PromptSet
 
 _BASE = ("episode", "scenario", "step", "reward", "cost", "hazard", "scored")
@@ -174,11 +173,15 @@ def read_about(trace: Path) -> dict[str, Any]:
 
 
 def write_trace(path: Path, table: pl.DataFrame, about: Mapping[str, Any], frames: pl.DataFrame | None) -> None:
-    """Write all files of a trace in place of those of an earlier one, the table last."""
-    with disk_errors(path):
-        path.unlink(missing_ok=True)  # until the new table is there, the other files would not fit it
-        frames_path(path).unlink(missing_ok=True)
+    """Write all files of a trace, which may replace an earlier one.
+
+    The new files are complete on disk before the first of the old ones is touched. A table never stands next to
+    frames or a description of another trace, whenever the process is killed.
+    """
+    files = {about_path(path): json.dumps(about, indent=2, ensure_ascii=False).encode()}
     if frames is not None:
-        write_table(frames_path(path), frames)
-    write_atomically(about_path(path), json.dumps(about, indent=2, ensure_ascii=False).encode())
-    write_table(path, table)
+        files[frames_path(path)] = table_bytes(frames)
+    if path.exists():  # the old table stays until the new one takes its place, and then gets its own frames
+        write_together({path: table_bytes(table), **files}, remove=(frames_path(path), about_path(path)))
+    else:  # the table is last, because it says that there is a trace
+        write_together({**files, path: table_bytes(table)}, remove=(frames_path(path),))

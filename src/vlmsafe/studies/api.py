@@ -11,25 +11,31 @@ from vlmsafe.audit.auditor import RESAMPLES
 from vlmsafe.audit.auditor import audit as audit_runs
 from vlmsafe.audit.findings import Audit
 from vlmsafe.comparison.claims import Claims
+from vlmsafe.comparison.preregistration import FrozenProtocol
 from vlmsafe.config.yaml import to_yaml
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.evaluation.plan import warn
+from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import stop_on_signals
+from vlmsafe.io.locks import DirectoryLock, is_locked
 from vlmsafe.report.request import StudyInfo
 from vlmsafe.report.write import Written, write_report
 from vlmsafe.runs.layout import STUDY_FILE
 from vlmsafe.studies.cost.plan import Speeds
-from vlmsafe.studies.execute import execute
+from vlmsafe.studies.execute import execute, prepare
 from vlmsafe.studies.journal import Event
 from vlmsafe.studies.launch.local import LocalLauncher
 from vlmsafe.studies.preflight import require_ready
+from vlmsafe.studies.protocol import claims_in_force, notice
+from vlmsafe.studies.remote.store import Store
+from vlmsafe.studies.remote.study_side import fetch
 from vlmsafe.studies.schema import load_study
 from vlmsafe.studies.steps import other_settings
-from vlmsafe.studies.study import Study, assumptions
+from vlmsafe.studies.study import Study, assumptions, cells
 
 __all__ = ["audit", "load_study", "report", "report_on_study", "run_study", "runs_of_studies"]
 
-_NOTED = ("kept", "not copied")
+_NOTED = ("kept", "not copied", "changed")
 """Events that say something about results, and that who follows no events should hear of too."""
 
 
@@ -98,6 +104,20 @@ def run_study(
     return folder
 
 
+def freeze_study(study: Study, folder: Path, store: Store | None = None) -> tuple[FrozenProtocol, list[Event]]:
+    """Freeze a study in its folder, and in its store if it has one, before any run; the protocol, and what is new."""
+    if is_locked(folder):
+        raise RunError(f"a process is working in {folder}; `study run` freezes the study itself")
+    with DirectoryLock(make_directory(folder)):
+        specs = study.expand(folder)
+        if store is not None:
+            fetch(store, specs, folder)
+        protocol, events = prepare(study, folder, specs)
+        if store is not None:
+            store.store_study(folder)
+    return protocol, events
+
+
 def _warn_of(event: Event) -> None:
     if event.what in _NOTED:
         warn(str(event))
@@ -118,7 +138,8 @@ def audit(
 
     `claims` is a file that says what is compared. Without it a `claims.yaml` in one of the folders does. Without that,
     arms are compared in pairs, each with `baseline` where one is named. `passive_below` is the return below which an
-    episode without cost counts as passive.
+    episode without cost counts as passive. If the study or its claims were changed since they were frozen, that is
+    recorded in the study's folder.
 
     >>> import vlmsafe
     >>> for method in ("ppo", "ppo-lag"):
@@ -132,6 +153,8 @@ def audit(
     """
     given = _as_paths(paths)
     studies, notes = runs_of_studies(given)
+    for folder in studies:
+        notice(load_study(folder), folder)
     return audit_runs(
         given, claims=claims, baseline=baseline, passive_below=passive_below, resamples=resamples, studies=studies,
         notes=notes,
@@ -184,6 +207,8 @@ def report(
     if folder is not None:
         return report_on_study(load_study(folder), folder, page, question=question, files=files)
     studies, notes = runs_of_studies(given)
+    for studied in studies:
+        notice(load_study(studied), studied)
     name = ", ".join(path.resolve().name for path in given)
     info = StudyInfo(name, question=question, studies=studies, problems=tuple(notes))
     place = given[0] if len(given) == 1 else Path()
@@ -214,8 +239,11 @@ def _study_folder(paths: Sequence[Path]) -> Path | None:
 
 
 def _study_info(study: Study, folder: Path, command: str) -> StudyInfo:
-    """What a report says of a study."""
+    """What a report says of a study. A change of what was frozen is recorded first."""
     specs = study.expand(folder, recorded=True)
+    protocol, unrecorded = notice(study, folder)
+    claims = claims_in_force(study, folder)
+    problems = [f"{path} was made with other settings: {what}" for path, what in other_settings(specs)]
     return StudyInfo(
         name=study.title,
         question=study.question,
@@ -224,10 +252,13 @@ def _study_info(study: Study, folder: Path, command: str) -> StudyInfo:
         figures=study.figures,
         command=command or f"vlmsafe study run {shlex.quote(str(folder))}",
         planned=len(specs),
-        claims=study.claims if study.claims.comparisons else None,
+        claims=claims if claims.comparisons or claims.contrasts else None,
         definition=to_yaml(study.document),
         arms=tuple(arm.name for arm in study.arms),
         environments=tuple(study.environments),
         studies={folder: [spec.path for spec in specs]},
-        problems=tuple(f"{path} was made with other settings: {what}" for path, what in other_settings(specs)),
+        problems=(*problems, *filter(None, (unrecorded,))),
+        protocol=protocol,
+        planned_seeds={cell: tuple(spec.seed for spec in own) for cell, own in cells(specs).items()},
+        looks=study.looks,
     )

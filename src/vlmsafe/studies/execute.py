@@ -13,13 +13,13 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from vlmsafe.comparison.claims import CLAIMS_FILE, ENTRIES
-from vlmsafe.config.yaml import read_yaml, to_yaml
+from vlmsafe.comparison.claims import CLAIMS_FILE
+from vlmsafe.comparison.preregistration import FrozenProtocol, read_protocol
+from vlmsafe.config.yaml import to_yaml
 from vlmsafe.errors import EXIT_INTERRUPTED, Interrupted, RunError, VlmsafeError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
@@ -30,6 +30,7 @@ from vlmsafe.runs.run import Run
 from vlmsafe.runs.versions import other_code
 from vlmsafe.studies.journal import Event, failures, write_event
 from vlmsafe.studies.launch.api import Command, Handle, Launcher, Lost
+from vlmsafe.studies.protocol import claims_in_force, claims_text, freeze, others_claims
 from vlmsafe.studies.remote.run_side import remote_words
 from vlmsafe.studies.remote.store import Store
 from vlmsafe.studies.remote.study_side import StoreSync, fetch, keep_new
@@ -125,9 +126,8 @@ class _Execution:
         if store is not None:
             fetch(store, self.specs, folder)
             keep_new(store, self.specs)
-        check_runs(self.specs)
-        if kept := write_definition(study, folder):
-            on_event(Event("study", "", "kept", kept))
+        for event in prepare(study, folder, self.specs)[1]:
+            on_event(event)
         shutil.rmtree(folder / _COPIES, ignore_errors=True)  # left by a crash during a copy
         self.sync = StoreSync(store, folder, lambda why: on_event(Event("study", "copying", "waits", why)))
         self.pending = list(self.specs)
@@ -320,30 +320,36 @@ class _Execution:
             self.on_event(Event(who, "", "kept", f"{why}; to train anew, rename the study or move the runs away"))
 
 
+def prepare(study: Study, folder: Path, specs: Sequence[RunSpec]) -> tuple[FrozenProtocol, list[Event]]:
+    """Write the study, its claims and its protocol into its folder; the protocol, and what there is to tell.
+
+    What is wrong with the runs, the protocol or the claims there is said before anything is written.
+    """
+    check_runs(specs)
+    read_protocol(folder)
+    claims_in_force(study, folder)
+    kept = write_definition(study, folder)
+    protocol, decided = freeze(study, folder)
+    if decided is not None and decided.what == "changed":
+        write_event(folder, decided)
+    events = [Event("study", "", "kept", kept)] if kept is not None else []
+    return protocol, events + ([decided] if decided is not None else [])
+
+
 def write_definition(study: Study, folder: Path) -> str | None:
     """Write the study into its folder, and its comparisons as claims for the audit.
 
     Claims that somebody else wrote into the folder are kept, and a line is returned that says so.
     """
-    path, place = folder / CLAIMS_FILE, folder / STUDY_FILE
-    own, there = _claims(study.document), path.read_bytes() if path.is_file() else None
-    before = _claims(read_yaml(place)) if place.is_file() else None
-    write_atomically(place, to_yaml(study.document).encode())
-    if there is not None and there not in (own, before):
+    path, own, kept = folder / CLAIMS_FILE, claims_text(study.document), others_claims(study, folder)
+    write_atomically(folder / STUDY_FILE, to_yaml(study.document).encode())
+    if kept:
         return f"{path} is not from the study's own comparisons, so it is kept, and the audit and the report use it"
     if own is not None:
         write_atomically(path, own)
     else:
         path.unlink(missing_ok=True)
     return None
-
-
-def _claims(document: Mapping[str, Any]) -> bytes | None:
-    """The comparisons of a study as a file; None if it has none."""
-    claims = {key: document[key] for key in ENTRIES if key in document}
-    if not {"comparisons", "contrasts"} & set(claims):
-        return None
-    return to_yaml({"comparisons": [], **claims}).encode()
 
 
 def _reason(code: int, log: Path, begun_at: int) -> str:

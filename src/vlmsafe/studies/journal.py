@@ -1,4 +1,4 @@
-"""The journal of a study, `journal.jsonl`: one row for each thing that happened to a run."""
+"""The journal of a study, `journal.jsonl`: one row for each thing that happened to a run, or to its protocol."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ class Event:
     """Something that happened to a run."""
 
     run: str
+    """Its name; 'study' for what happened to the study itself."""
     step: str
     what: str
-    """began, ended, failed, stopped, copied, lost, unlocked; and, not in the journal, waits, not copied, kept."""
+    """began, ended, failed, stopped, copied, lost, unlocked, changed; and, not in the journal, waits, not copied, kept,
+    frozen."""
     reason: str = ""
     node: str = ""
     """The machine on which it happened."""

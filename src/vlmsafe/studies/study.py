@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmsafe.comparison.claims import Claims
+from vlmsafe.comparison.looks import ONE_LOOK, Looks
 from vlmsafe.config.methods import check_method, config_from, method
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import nested
@@ -135,6 +136,8 @@ class Study:
     protocols: tuple[EpisodeRequest, ...] = ()
     traces: tuple[EpisodeRequest, ...] = ()
     claims: Claims = Claims()  # noqa: RUF009 - frozen
+    looks: Looks = ONE_LOOK
+    """When its claims are decided."""
     tables: tuple[Any, ...] = ()
     """Tables of the report, as docs/guides/report.md describes them."""
     figures: tuple[Any, ...] = ()
@@ -187,13 +190,22 @@ class Study:
         """
         return tuple(spec for _, spec in sorted(self._specs(folder, recorded), key=lambda pair: pair[0]))
 
+    def settings_of(self, env: str, arm: str) -> Mapping[str, Any]:
+        """The settings that the study names for an arm in an environment, by dotted name; the innermost place wins."""
+        overrides = self._overrides(env, next(one for one in self.arms if one.name == arm))
+        return {} if overrides is None else overrides.settings
+
+    def _overrides(self, env: str, arm: StudyArm) -> Overrides | None:
+        """What the study sets for an arm in an environment; None if the arm has no runs there."""
+        own = arm.in_environment(env)
+        return None if own is None else own.over(_for_method(self.environments[env].over(self.base), arm.method))
+
     def _specs(self, folder: Path, recorded: bool) -> Iterator[tuple[int, RunSpec]]:
-        for env, own in self.environments.items():
+        for env in self.environments:
             for arm in self.arms:
-                overrides = arm.in_environment(env)
+                overrides = self._overrides(env, arm)
                 if overrides is None:
                     continue
-                overrides = overrides.over(_for_method(own.over(self.base), arm.method))
                 for place, seed in enumerate(fewer_seeds(overrides.seeds or (), self.scale)):
                     run_dir = folder / folder_of(env) / arm.name / f"seed-{seed}"
                     config, assumptions = self._config(env, arm, overrides, seed, run_dir, recorded)

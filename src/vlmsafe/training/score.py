@@ -71,6 +71,10 @@ class FrameScoring(abc.ABC):
         finally:
             give_back()
 
+    def scored(self, task: int) -> bool:
+        """Whether every block of a task that has come so far is scored, so that `results` does not wait."""
+        return all(block.done() and block.exception() is None for block in self._blocks.get(task, ()))
+
     def results(self, task: int) -> list[Similarities]:
         """The similarities of each block of a task, in order. Waits for blocks that are being scored."""
         return [block.result() for block in self._blocks.pop(task)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,17 @@ from recorded_versions import edit_recorded
 from vlmsafe.runs.run import Run
 
 from .clean_design import Variant
-from .editing import HELD_OUT, checkpointed_at, edit_claims, run_paths, write_settings
-from .planting import BASELINE, FIRST, UNGATED, Plant, each_run, set_up
+from .editing import (
+    HELD_OUT,
+    checkpointed_at,
+    edit_claims,
+    edit_table,
+    freeze_claims,
+    run_paths,
+    with_costs,
+    write_settings,
+)
+from .planting import BASELINE, FIRST, UNGATED, Plant, each_run, set_up, table
 from .run_directory import RECORDED, write_rows
 
 
@@ -71,6 +81,21 @@ def _saved_less_often(path: Path) -> None:
     checkpointed_at(path, Run.open(path).config.epochs)
 
 
+def _scaled(cost: float = 1.0, way: float = 1.0) -> Callable[[pl.DataFrame], pl.DataFrame]:
+    """Other costs and other ways, by a factor each."""
+    names = ("path", "net_progress", "route_completion")
+    return lambda own: with_costs(lambda costs: (costs * cost).round(0))(
+        own.with_columns(pl.col(name) * way for name in names if name in own.columns)
+    )
+
+
+def _near_the_budget(folder: Path) -> None:
+    """The dearer arm as near its budget as may be, and within it."""
+    for path in run_paths(folder, BASELINE):
+        costs = float(pl.read_parquet(path / "evaluations" / f"{HELD_OUT}.parquet")["cost"].mean())  # type: ignore[arg-type]
+        edit_table(path, _scaled(cost=24.5 / costs))
+
+
 def _swapped(folder: Path) -> None:
     """The same comparison the other way round."""
     turned = {"less": "greater", "greater": "less"}
@@ -100,5 +125,11 @@ BENIGN: list[Benign] = [
     Benign("other-folder-names", _other_folders),
     Benign("a-second-protocol-agrees", each_run(None, _agreeing_protocol), "gate"),
     Benign("an-earlier-epoch-beside", each_run(None, _earlier_checkpoint)),
+    Benign("near-the-budget", _near_the_budget),
+    Benign("the-cheaper-arm-gets-a-little-less-far", each_run(FIRST, table(_scaled(way=0.9)), slice(0, 3))),
+    Benign("the-cheaper-arm-gets-further", each_run(FIRST, table(_scaled(way=1.6))), "gate"),
     Benign("no-traces", each_run(None, _without_traces)),
+    Benign("frozen-before-the-first-run", freeze_claims),
+    Benign("claims-changed-before-the-first-run", lambda folder: freeze_claims(folder, (0, lambda claims: claims[:1]))),
+    Benign("a-description-dropped", lambda folder: freeze_claims(folder, (9, lambda claims: claims[:2])), "gate"),
 ]

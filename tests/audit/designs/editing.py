@@ -11,6 +11,9 @@ import polars as pl
 import yaml
 
 from vlmsafe.analysis.statistics import CATASTROPHE
+from vlmsafe.comparison.changes import plain_claims
+from vlmsafe.comparison.claims import load_claims
+from vlmsafe.comparison.preregistration import PROTOCOL_FILE, FrozenProtocol, Moment, ProtocolVersion, protocol_bytes
 from vlmsafe.config.yaml import to_yaml
 from vlmsafe.runs.run import Run
 from vlmsafe.signals.prompts import load_prompts
@@ -106,6 +109,28 @@ def edit_claims(folder: Path, change: Callable[[list[Row]], list[Row]]) -> None:
     path = folder / "claims.yaml"
     document = yaml.safe_load(path.read_text())
     path.write_text(to_yaml({"comparisons": change(document["comparisons"])}))
+
+
+def freeze_claims(folder: Path, *later: tuple[int, Callable[[list[Row]], list[Row]]]) -> None:
+    """A protocol of the claims as they are, frozen before the first run, and later claims, each after so many runs."""
+    paths = run_paths(folder)
+    cells: dict[tuple[str, str], list[int]] = {}
+    for path in paths:
+        cells.setdefault((path.parent.parent.name, path.parent.name), []).append(Run.open(path).config.seed)
+    design: Row = {"method": "", "total_steps": 400_000, "settings": {}, "evaluations": {HELD_OUT: 50}}
+    content: Row = {
+        "study": "design",
+        "question": "Does it help?",
+        "cells": [{"environment": env, "arm": arm, "seeds": seeds, **design} for (env, arm), seeds in cells.items()],
+        "looks": {"at": [1.0], "spending": "obrien-fleming"},
+    }
+    versions = []
+    for finished, change in ((0, list), *later):
+        edit_claims(folder, change)
+        claims = plain_claims(load_claims(folder / "claims.yaml"))
+        at = Moment(finished, finished, len(paths))
+        versions.append(ProtocolVersion("2026-01-01T00:00:00Z", at, {**content, "claims": claims}))
+    (folder / PROTOCOL_FILE).write_bytes(protocol_bytes(FrozenProtocol(tuple(versions))))
 
 
 def copy_run(path: Path, to: Path, seed: int) -> None:

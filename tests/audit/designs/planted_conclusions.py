@@ -12,7 +12,18 @@ import polars as pl
 from vlmsafe.runs.run import Run
 
 from .clean_design import DESIGNS, EPOCHS
-from .editing import HELD_OUT, copy_run, edit_claims, edit_table, judged, retrain, run_paths, set_up_with, with_costs
+from .editing import (
+    HELD_OUT,
+    copy_run,
+    edit_claims,
+    edit_table,
+    freeze_claims,
+    judged,
+    retrain,
+    run_paths,
+    set_up_with,
+    with_costs,
+)
 from .planting import BASELINE, FIRST, UNGATED, Plant, add, each_run, planted, table
 
 # Conclusions.
@@ -33,13 +44,33 @@ def _going_far(path: Path) -> None:
 
 
 add("further-costs-more", "cost-tracks-distance", each_run(None, _going_far))
-add("further-costs-more-in-one-arm", "cost-tracks-distance", each_run(FIRST, _going_far))
+add("further-costs-more-in-one-arm", "cost-tracks-distance", each_run(FIRST, _going_far), also=["progress-differs"])
 
 
-@planted("the-cheaper-arm-stays-back", "cost-tracks-distance", "gate")
-def _staying_back(folder: Path) -> None:
-    for path in run_paths(folder, FIRST):
-        edit_table(path, lambda table: table.with_columns(pl.col("path", "net_progress") * 0.3))
+def _staying_back(share: float) -> Callable[[Path], None]:
+    """The way of every episode, shorter."""
+    names = ("path", "net_progress", "route_completion")
+    return table(lambda own: own.with_columns(pl.col(name) * share for name in names if name in own.columns))
+
+
+_SHORT = ["cost-tracks-distance", "progress-differs"]
+add("the-cheaper-arm-stays-back", "cost-tracks-distance", each_run(FIRST, _staying_back(0.3)), "gate", also=_SHORT)
+add("the-cheaper-arm-gets-half-as-far", "progress-differs", each_run(FIRST, _staying_back(0.5)), also=_SHORT)
+add("the-gated-arm-gets-less-far", "progress-differs", each_run(FIRST, _staying_back(0.6)), "gate", also=_SHORT)
+
+
+def _costing(factor: float) -> Callable[[Path], None]:
+    return table(with_costs(lambda cost: (cost * factor).round(0)))
+
+
+add("both-arms-over-budget", "over-budget", each_run(None, _costing(1.7)))
+add("the-baseline-over-budget", "over-budget", each_run(BASELINE, _costing(1.3)))
+add(
+    "one-seed-far-over-budget",
+    "over-budget",
+    each_run(BASELINE, _costing(3.0), slice(0, 1)),
+    also=["few-episodes-decide"],
+)
 
 
 def _idle(count: int) -> Callable[[pl.DataFrame], pl.DataFrame]:
@@ -68,7 +99,7 @@ def _over_time(before: float, after: float) -> Callable[[Path], None]:
     return change
 
 
-add("only-the-end-is-better", "window-dependent", each_run(FIRST, _over_time(24.8, 20.0)), also=["budget-not-met"])
+add("only-the-end-is-better", "window-dependent", each_run(FIRST, _over_time(24.8, 20.0)))
 add("better-until-the-end", "window-dependent", each_run(FIRST, _over_time(17.0, 24.0)))
 
 
@@ -116,7 +147,7 @@ add("two-baselines", "baseline-dependent", _another_baseline({"learner.update_it
 add("a-tuned-baseline", "baseline-dependent", _another_baseline({"learner.actor_lr": 0.001}, 0.6), also=_BETTER)
 
 
-@planted("three-episodes-decide", "few-episodes-decide")
+@planted("three-episodes-decide", "few-episodes-decide", also=["over-budget"])
 def _three_episodes(folder: Path) -> None:
     """Both arms cost the same, but for three catastrophes in one run."""
     for path in run_paths(folder, BASELINE):
@@ -131,3 +162,29 @@ def _one_each(folder: Path) -> None:
         edit_table(path, with_costs(lambda cost: (cost * 16.5 / 20.5).round(0)))
         disaster = pl.when(pl.col("episode") == 5).then(250.0)
         edit_table(path, with_costs(lambda cost, disaster=disaster: disaster.otherwise(cost)))
+
+
+# Claims that were not decided before the results were there.
+def _two_sided(claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [claim | {"sides": "two-sided"} if claim["test"] != "none" else claim for claim in claims]
+
+
+@planted("sides-chosen-afterwards", "claims-changed")
+def _sides_afterwards(folder: Path) -> None:
+    freeze_claims(folder, (8, _two_sided))
+
+
+@planted("a-claim-added-afterwards", "claims-changed", "gate")
+def _added_afterwards(folder: Path) -> None:
+    freeze_claims(folder, (12, lambda claims: [*claims, claims[0] | {"outcome": "violation"}]))
+
+
+@planted("a-claim-dropped-afterwards", "claims-changed")
+def _dropped_afterwards(folder: Path) -> None:
+    freeze_claims(folder, (5, lambda claims: claims[:1]))
+
+
+@planted("claims-edited-without-a-record", "claims-changed", "gate")
+def _edited_afterwards(folder: Path) -> None:
+    freeze_claims(folder)
+    edit_claims(folder, _two_sided)

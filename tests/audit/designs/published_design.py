@@ -28,6 +28,7 @@ EXPECTED: dict[str, str] = {
     "shared-simulator": "app:metadrive-bug, app:metadrive-nondet: the earlier evaluation, random traffic",
     "shaped-return": "sec:results-main, tab:f1-return-decomp, tab:perm-l2: logged return contains the bonus",
     "cost-tracks-distance": "sec:results-main, app:task-metrics: 0.978 with path, 0.991 with progress over six arms",
+    "over-budget": "tab:md-perseed, tab:bullet-perseed: mean costs of 81 to 195 and of 35 and 36, budget 25",
     "passive-policy": "sec:results, app:md-fixed-eval: 28.6 % and 5.2 % of Hard's episodes; app:phaseB-robustness",
     "inert-signal-term": "sec:results-eta2, app:omnisafe: term below 5e-3, gap 15.2; app:rnd-details, app:qwen-details",
     "gate-saturated": "app:gate-diagnosis, app:md-difficulty: median kappa 0.86 to 0.98 on MetaDrive",

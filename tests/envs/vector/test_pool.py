@@ -219,7 +219,7 @@ def test_a_process_that_is_not_fresh_serves_on_with_the_same_environment():
 def test_no_more_processes_than_asked_for():
     counts: list[int] = []
     with WorkerPool(RECIPE, 2) as pool:
-        pool.run([Echo(i, 0.05) for i in range(6)], on_result=lambda done: counts.append(len(pids())))
+        pool.run([Echo(i, 0.05) for i in range(6)], on_result=lambda task, result: counts.append(len(pids())))
     assert max(counts) == 2
 
 
@@ -227,9 +227,9 @@ def test_progress_counts_the_steps_of_all_tasks():
     steps: list[int] = []
     done: list[int] = []
     with WorkerPool(RECIPE, 2) as pool:
-        pool.run([Echo(10), Echo(20), Echo(30)], on_progress=steps.append, on_result=done.append)
+        pool.run([Echo(10), Echo(20), Echo(30)], on_progress=steps.append, on_result=lambda *pair: done.append(pair))
     assert steps[-1] == 60
-    assert done == [1, 2, 3]
+    assert sorted(task for task, _ in done) == [0, 1, 2]
 
 
 def test_the_environment_is_made_with_the_given_pool():

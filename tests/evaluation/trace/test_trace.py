@@ -16,7 +16,8 @@ from vlmsafe.envs.small.braking import Braking
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.gated_scorers import default_scorers
 from vlmsafe.evaluation.plan import Plan
-from vlmsafe.evaluation.trace.record import TraceTask, trace
+from vlmsafe.evaluation.trace.record import trace
+from vlmsafe.evaluation.trace.task import TraceTask
 from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import ScorerFailure

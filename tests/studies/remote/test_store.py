@@ -347,6 +347,42 @@ def test_a_list_of_which_something_is_lost_gives_way_to_the_one_before_and_the_n
         tree.fetch(tmp_path / "third")
 
 
+def damage_object(text: str) -> None:
+    fs = fsspec.filesystem("memory")
+    for path in fs.find("/tests"):
+        if "/objects/" in path and fs.cat_file(path) == text.encode():
+            fs.pipe_file(path, b"rubbish")
+
+
+def test_a_damaged_object_gives_way_to_the_copy_before_with_a_note_and_the_next_copy_heals_it(tree, tmp_path, capsys):
+    here = write(tmp_path / "here", config_yaml="a", epochs_jsonl="1\n")
+    tree.store(here, "me")
+    tree.store(write(here, epochs_jsonl="1\n2\n"), "me")
+    damage_object("1\n2\n")
+    there = tmp_path / "there"
+    assert fetched(tree, there) == {"config.yaml": "a", "epochs.jsonl": "1\n"}
+    assert "epochs.jsonl is not what was stored; the copy before it is used" in capsys.readouterr().err
+    # The run goes on from there and writes the same content again, which replaces the damaged object.
+    tree.store(write(there, epochs_jsonl="1\n2\n"), "me")
+    assert fetched(tree, tmp_path / "third") == content(there)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stray", [".DS_Store", "notes.txt", "12.json", "backup/00000009-me.json"])
+@pytest.mark.parametrize("folder", ["lists", "objects"])
+def test_a_stray_name_in_the_store_is_no_error_and_stays(tree, tmp_path, folder, stray):
+    here = write(tmp_path / "here", config_yaml="a")
+    fs = fsspec.filesystem("memory")
+    path = f"/tests/study/env/arm/seed-1/{folder}/{stray}"
+    fs.pipe_file(path, b"stray")
+    assert tree.newest() is None
+    tree.claim("me")
+    for text in ("a", "b", "c", "d"):
+        tree.store(write(here, config_yaml=text), "me")
+    assert fetched(tree, tmp_path / "there") == {"config.yaml": "d"}
+    assert fs.cat_file(path) == b"stray"
+
+
 def test_old_objects_are_removed(tree, tmp_path):
     here = tmp_path / "here"
     for number in range(10):

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from vlmsafe.analysis.statistics import CATASTROPHE
+from vlmsafe.analysis.statistics import thresholds
 from vlmsafe.audit.findings import Finding, Unchecked, about_arm, about_comparison, counted, finding, listed
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.comparisons import Comparison
@@ -169,7 +169,7 @@ def _contradictions(run: RunRecord, protocol: str) -> list[str]:
             lines.append(f"'in_training_pool' is wrong for {counted(wrong, 'episode')}")
     if "cost" in table.columns and (table["cost"] < 0.0).any():
         lines.append("a cost is negative")
-    for column, limit in (("violation", budget), ("catastrophe", CATASTROPHE * budget)):
+    for column, limit in thresholds(budget).items():
         if {column, "cost"} <= set(table.columns) and used in ([], [budget]):
             wrong = int((table[column] != (table["cost"] > limit)).sum())
             if wrong:

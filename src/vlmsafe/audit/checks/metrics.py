@@ -1,21 +1,32 @@
-"""Metrics: does the return contain the bonus, and does low cost only mean a short distance or a passive policy?"""
+"""Metrics: does the return contain the bonus, does low cost only mean a short distance, and is it within the budget?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import polars as pl
 from scipy import stats
 
+from vlmsafe.analysis.intervals import mean_interval
 from vlmsafe.analysis.returns import cost_correlations, passive_episodes
 from vlmsafe.analysis.tables import floats, stacked
-from vlmsafe.audit.findings import Finding, Unchecked, about_arm, about_comparison, about_environment, finding, listed
+from vlmsafe.analysis.tails import distance_of
+from vlmsafe.audit.findings import (
+    Finding,
+    Unchecked,
+    about_arm,
+    about_comparison,
+    about_environment,
+    counted,
+    finding,
+    listed,
+)
 from vlmsafe.audit.kinds import Severity
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.comparisons import Comparison
-from vlmsafe.comparison.outcomes import against, values_of
+from vlmsafe.comparison.outcomes import against, run_outcome, shared_protocols, source_of, values_of
 from vlmsafe.runs.records import ArmRecord, RunRecord
 
 STRONG = 0.8
@@ -28,8 +39,13 @@ PASSIVE_RUN = 0.8
 """The same of a single run."""
 CLEARLY = 0.8
 """Share of another arm's mean cost up to which a cost over the budget still counts as low."""
+FURTHER = 1.5
+"""How many times as far one arm may get as another before their costs no longer compare."""
 _BONUS_WINDOW = 10
+_OF_COST = ("cost", "violation", "catastrophe")
 _DISTANCES = ("path", "distance", "net_progress", "route_completion")
+_PROGRESS = ("net_progress", "route_completion", "distance", "path")
+"""What an arm achieved, the task's own measure first: who takes a shorter way to the same end gets as far."""
 
 
 def shaped_return(comparison: Comparison) -> Iterator[Finding]:
@@ -134,7 +150,8 @@ def cost_tracks_distance(env: str, arms: Sequence[ArmRecord]) -> Iterator[Findin
         columns = [name for name in (*_DISTANCES, "length") if name in episodes.columns]
         if not set(columns) & set(_DISTANCES):
             reason = "its evaluation has no path or progress"
-            yield Unchecked(("cost-tracks-distance",), (about_environment(env, arms, protocol),), reason)
+            codes = ("cost-tracks-distance", *(("progress-differs",) if len(arms) > 1 else ()))
+            yield Unchecked(codes, (about_environment(env, arms, protocol),), reason)
         if not columns:
             continue
         within = episodes.with_columns((pl.col(name) - pl.col(name).mean().over("arm")) for name in ("cost", *columns))
@@ -229,5 +246,126 @@ def passive_policy(env: str, arms: Sequence[ArmRecord], below: float | None) -> 
             )
 
 
+def _evaluation(comparison: Comparison) -> str | None:
+    """The evaluation that a comparison rests on; for one on training, an evaluation that all its runs have."""
+    source = source_of(comparison)
+    return source if source != "training" else next(iter(shared_protocols(comparison)), None)
+
+
+def over_budget(comparison: Comparison) -> Iterator[Finding]:
+    """A compared arm may cost more than its budget. Plain PPO ignores cost and cannot miss a budget."""
+    protocol = _evaluation(comparison)
+    if protocol is None:
+        return
+    for arm in (comparison.first, comparison.second):
+        known = [
+            (run, cost, run.config.budget)
+            for run in arm.runs
+            if run.config.learner.algorithm != "ppo"
+            and (cost := run_outcome(run, "cost", protocol)) is not None
+            and run.config.budget is not None
+        ]
+        excess = [cost - budget for _, cost, budget in known]
+        if not excess or np.mean(excess) <= 0.0:
+            continue
+        interval = mean_interval(excess, level=0.9)  # each of its ends is a one-sided 95 % bound
+        bound = interval.low if interval is not None else None
+        beyond_chance = bound is not None and bound > 0.0
+        budgets = sorted({budget for _, _, budget in known})
+        allowed = f"{budgets[0]:g}" if len(budgets) == 1 else f"{budgets[0]:g} to {budgets[-1]:g}"
+        cost = float(np.mean([cost for _, cost, _ in known]))
+        above = sum(cost > budget for _, cost, budget in known)
+        yield finding(
+            "over-budget",
+            about_arm(arm, protocol, [run for run, _, _ in known]),
+            [
+                f"mean cost {cost:.4g}, budget {allowed}; {above} of {counted(len(known), 'run')} above it",
+                _bound_in_words(bound),
+            ],
+            {"cost": cost, "budgets": budgets, "excess": float(np.mean(excess)), "bound": bound},
+            severity=None if beyond_chance else Severity.NOTE,
+            metric="cost",
+        )
+
+
+def _bound_in_words(bound: float | None) -> str:
+    """How far from the budget the lower bound of the mean is."""
+    if bound is None:
+        return "a single run, or equal runs: there is no bound for chance"
+    if bound > 0.0:
+        return f"the one-sided 95 % bound of the mean over runs is {bound:.3g} above the budget"
+    return f"the one-sided 95 % bound of the mean over runs is {-bound:.3g} below the budget: it may be chance"
+
+
+def progress_differs(compared: Iterable[Comparison], passive: Iterable[Finding | Unchecked]) -> Iterator[Finding]:
+    """The arm that costs less may have got less far. `passive` has the findings that say why already."""
+    idle = {(one.subject.environment, one.subject.protocol, *one.subject.arms) for one in passive if _is_finding(one)}
+    for comparison in compared:
+        protocol = _evaluation(comparison)
+        if protocol is None or comparison.claim.outcome not in _OF_COST:
+            continue
+        arms = comparison.first, comparison.second
+        tables = [[run.evaluations[protocol] for run in arm.runs if protocol in run.evaluations] for arm in arms]
+        both = [table for side in tables for table in side if "cost" in table.columns]
+        column = next((name for name in _PROGRESS if all(_is_known(table, name) for table in both)), None)
+        if column is None or not all(tables) or len(both) < sum(map(len, tables)):
+            continue
+        progress = [[float(np.mean(floats(table, column))) for table in side] for side in tables]
+        means = [float(np.mean(side)) for side in progress]
+        costs = [float(np.mean([np.mean(floats(table, "cost")) for table in side])) for side in tables]
+        ahead = int(means[1] > means[0])
+        if not _much_further(progress[ahead], progress[1 - ahead]) or not costs[ahead] >= costs[1 - ahead]:
+            continue
+        if (comparison.env, protocol, arms[1 - ahead].name) in idle:
+            continue
+        yield finding(
+            "progress-differs",
+            about_comparison(
+                comparison, protocol, [run for arm in arms for run in arm.runs if protocol in run.evaluations]
+            ),
+            [
+                f"{column.replace('_', ' ')} {against(means)}, with 95 % intervals "
+                + " and ".join("{:.4g} to {:.4g}".format(*_ends(side)) for side in progress),
+                f"cost {against(costs)}: '{arms[1 - ahead].name}' does not cost more, but gets less far",
+                *_per_distance(tables),
+            ],
+            {"progress": {column: means}, "intervals": [_ends(side) for side in progress], "cost": costs},
+            metric="cost",
+        )
+
+
+def _is_finding(one: Finding | Unchecked) -> TypeGuard[Finding]:
+    return isinstance(one, Finding)
+
+
+def _is_known(table: pl.DataFrame, column: str) -> bool:
+    return column in table.columns and bool(np.isfinite(floats(table, column)).all())
+
+
+def _much_further(ahead: Sequence[float], behind: Sequence[float]) -> bool:
+    """Whether the runs of one arm get clearly further than those of another, in the mean and beyond chance."""
+    if min(len(ahead), len(behind)) < 2 or not np.mean(ahead) > 0.0 or np.mean(ahead) < FURTHER * np.mean(behind):
+        return False
+    return _ends(ahead)[0] > _ends(behind)[1]
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of the 95 % interval of a mean; of runs that are all equal, their value."""
+    interval = mean_interval(values)
+    return (values[0], values[0]) if interval is None else (interval.low, interval.high)
+
+
+def _per_distance(tables: Sequence[Sequence[pl.DataFrame]]) -> Iterator[str]:
+    """Both arms' cost per distance in words."""
+    distance = distance_of([table for side in tables for table in side])
+    if distance is None:
+        return
+    ratios = []
+    for side in tables:
+        costs, ways = ([float(floats(table, name).sum()) for table in side] for name in ("cost", distance.column))
+        ratios.append(distance.size * sum(costs) / sum(ways))
+    yield f"cost per {distance.unit}: {against(ratios)}"
+
+
 ARM_CHECKS = (shaped_return_evaluated,)
-COMPARISON_CHECKS = (shaped_return,)
+COMPARISON_CHECKS = (shaped_return, over_budget)

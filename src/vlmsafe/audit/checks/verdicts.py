@@ -122,7 +122,7 @@ def many_tests(claims: Claims | None, tests: int) -> Iterator[Finding]:
     """A level is meant for one test. A claim about several environments is a test on each."""
     if claims is None or claims.correction != "none" or tests < MANY:
         return
-    alpha = max(claim.alpha for claim in (*claims.comparisons, *claims.contrasts))
+    alpha = max([claim.alpha for claim in claims.comparisons] + [claim.alpha for claim in claims.contrasts])
     yield finding(
         "many-tests",
         EVERYTHING,

@@ -1,8 +1,9 @@
-"""vlmsafe study plan: what a study costs, before anything starts."""
+"""vlmsafe study plan: what a study costs and what it can show, before anything starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import tyro
@@ -17,7 +18,7 @@ from vlmsafe.errors import EXIT_BAD_INPUT, InputError
 
 @dataclass(frozen=True)
 class PlanCommand(StudyChoice):
-    """Print the runs, steps, estimated hours and memory of a study, before anything starts.
+    """Print the runs, steps, estimated hours and memory of a study, and what its claims can detect, before it starts.
 
     What the runs need is looked up too: prompts, scorers, environments, folders. Exit code 2: something is missing.
     """
@@ -31,12 +32,19 @@ class PlanCommand(StudyChoice):
     launcher: Literal["local", "ray"] = "local"
     """Where the study will run. With ray, what only its nodes need, such as environments and weights, is not looked up
     here."""
+    pilot: Path | None = None
+    """Folder of runs that tell how much runs of these arms differ; by default the published tables do."""
+    difference: float | None = None
+    """A difference between two arms, in the unit of the outcome (rates from 0 to 1): print how many seeds it needs."""
+    power: float = 0.8
+    """The probability with which a true difference should be detected."""
 
 
 def plan_verb(command: PlanCommand) -> None:
     from vlmsafe.audit.findings import counted
     from vlmsafe.studies.cost.plan import plan
     from vlmsafe.studies.launch.local import LocalLauncher
+    from vlmsafe.studies.power import study_power
     from vlmsafe.studies.preflight import preflight
     from vlmsafe.studies.study import assumptions
 
@@ -47,6 +55,7 @@ def plan_verb(command: PlanCommand) -> None:
         return
     study, folder = command.load()
     specs = study.expand(folder)
+    detects = study_power(study, specs, pilot=command.pilot, difference=command.difference, wanted=command.power)
     launcher, here = LocalLauncher(cores=command.cores), command.launcher == "local"
     found = plan(specs, folder.parent, launcher.cores, launcher.memory)
     table = cell_table(
@@ -67,7 +76,9 @@ def plan_verb(command: PlanCommand) -> None:
         about = "at least" if found.incomplete else "about"
         on_all = f", {hours(found.hours)} hours on {launcher.describe()}" if here else ""
         out.print(f"left: {about} {hours(found.core_hours)} core-hours{on_all}")
-    for note in [*found.notes, *assumptions(specs)]:
+    for test in detects.rows:
+        out.print(f"power: {test}", markup=False, soft_wrap=True)
+    for note in [*found.notes, *assumptions(specs), *detects.notes]:
         out.print(f"note: {note}", markup=False, soft_wrap=True)
     problems = preflight(study, specs, elsewhere=not here)
     for problem in problems:

@@ -1,4 +1,4 @@
-"""vlmsafe study: list, show, plan, run, status, report, verify."""
+"""vlmsafe study: list, show, plan, freeze, run, status, report, verify."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmsafe.cli.report import print_report
+from vlmsafe.cli.study.freeze import FreezeCommand, freeze_verb
 from vlmsafe.cli.study.plan import PlanCommand, plan_verb
 from vlmsafe.cli.study.run import RunCommand, StudyChoice, run_verb
 from vlmsafe.cli.study.tables import REDRAW, Screen, cell_table, runs_table, status_table, steps_text
@@ -51,6 +52,7 @@ def study_verb(argv: list[str]) -> None:
         "list": (NoOptions, _list),
         "show": (ShowCommand, _show),
         "plan": (PlanCommand, plan_verb),
+        "freeze": (FreezeCommand, freeze_verb),
         "run": (RunCommand, run_verb),
         "status": (StatusCommand, _status),
         "report": (StudyReportCommand, _report),
@@ -105,8 +107,14 @@ def _requests_text(requests: tuple[EpisodeRequest, ...]) -> str:
 
 
 def _status(command: StatusCommand) -> None:
+    from vlmsafe.studies.protocol import notice, shown_protocol
+
     study, folder = command.load()
     command.update_copy(study, folder)
+    protocol, unrecorded = notice(study, folder)
+    for line in [*(shown_protocol(protocol, study, folder) if protocol is not None else []), unrecorded]:
+        if line:
+            out.print(line, markup=False, soft_wrap=True)
     specs, elsewhere = study.expand(folder, recorded=True), command.store() is not None
     draw = partial(runs_table if command.runs else status_table, study, specs, folder, elsewhere)
     if command.once or not out.is_terminal:

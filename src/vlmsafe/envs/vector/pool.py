@@ -201,14 +201,14 @@ class WorkerPool(Generic[R]):
         tasks: Sequence[Task[R]],
         on_progress: Callable[[int], None] = lambda steps: None,
         should_stop: Callable[[], bool] = lambda: False,
-        on_result: Callable[[int], None] = lambda done: None,
+        on_result: Callable[[int, R], None] = lambda task, result: None,
         reader: Reader | None = None,
     ) -> list[R] | None:
         """The results in the order of the tasks, or None when `should_stop` became true.
 
         `on_progress` gets the environment steps of all tasks together, a few times a second. `on_result` gets the
-        number of finished tasks, after each one. `reader` gets the frames of a pool with a stream, all of them before
-        this returns.
+        number and the result of each task as soon as it is finished. `reader` gets the frames of a pool with a stream,
+        all of them before this returns.
         """
         assert (self.stream is None) == (reader is None)
         waiting = deque(range(len(tasks)))
@@ -244,8 +244,9 @@ class WorkerPool(Generic[R]):
                         raise WorkerError(*rest)
                     results[worker.task] = rest[0]
                     finished_steps += worker.steps.value
+                    done = worker.task
                     self._release(worker)
-                    on_result(len(results))
+                    on_result(done, rest[0])
                 on_progress(finished_steps + sum(worker.steps.value for worker in self._busy))
         except BaseException:
             self.close()

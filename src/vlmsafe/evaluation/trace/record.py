@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ from numpy.typing import NDArray
 
 from vlmsafe import kernels
 from vlmsafe.analysis.auc import auc
-from vlmsafe.envs.api import Env
 from vlmsafe.envs.registry import env_spec
-from vlmsafe.envs.vector.frames import Frames, Sender, Stream
+from vlmsafe.envs.vector.frames import Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gate_levels, gated_scorers
-from vlmsafe.evaluation.plan import EpisodeTask, Plan, require_counts, warn
+from vlmsafe.evaluation.plan import Plan, require_counts, warn
+from vlmsafe.evaluation.resume import EpisodeCount
+from vlmsafe.evaluation.trace.task import SCHEMA, Recording, TraceTask
+from vlmsafe.evaluation.trace.unfinished import TracedTask, UnfinishedTrace
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.disk import require_writable
 from vlmsafe.runs.drivers import open_run, with_own_directory
@@ -36,119 +38,13 @@ from vlmsafe.runs.traces import write_trace
 from vlmsafe.signals.frame_stack import stack_shape
 from vlmsafe.signals.gate import uncalibrated
 from vlmsafe.signals.rules import apply_rule
-from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities
-from vlmsafe.signals.shaping import due
-from vlmsafe.training.collect import DescribeTask, Dimensions, Watch, Watcher
+from vlmsafe.signals.scorers.api import Scorer, Similarities
+from vlmsafe.training.collect import DescribeTask, Dimensions
 
 Scorers = Mapping[str, Scorer | GatedScorer] | Scorer | Sequence[str]
 """Loaded scorers by label, one loaded scorer, or names."""
 
 _BLOCK = 64  # frames that a worker hands over at a time
-
-SCHEMA: dict[str, Any] = {
-    "protocol": pl.String,
-    "deterministic": pl.Boolean,
-    "checkpoint_epoch": pl.Int64,
-    "episode": pl.Int64,
-    "scenario": pl.Int64,
-    "traffic_seed": pl.Int64,
-    "step": pl.Int64,
-    "reward": pl.Float64,
-    "cost": pl.Float64,
-    "hazard": pl.Float64,
-    "scored": pl.Boolean,
-}
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What a worker returns for one task."""
-
-    steps: pl.DataFrame
-    """One row per step."""
-    inputs: dict[InputKind, Inputs]
-    """What scorers look at, one entry per scored step. Frames go through shared memory instead."""
-    pictures: list[bytes] = field(default_factory=list)
-    """The frames of scored steps, if they are kept."""
-
-
-class _Album(Sender):
-    """Passes frames on and keeps a picture of the newest frame of every stack."""
-
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self.pictures: list[bytes] = []
-
-    def put(self, frame: Frames) -> None:
-        self.pictures.append(_picture(frame[..., -3:]))
-        self._sender.put(frame)
-
-    def flush(self) -> None:
-        self._sender.flush()
-
-
-def _picture(frame: Frames) -> bytes:
-    from vlmsafe.io.images import encode  # here, because most workers keep no pictures
-
-    return encode(frame)
-
-
-@dataclass(frozen=True)
-class TraceTask:
-    """Records the episodes of an evaluation's task."""
-
-    episodes: EpisodeTask
-    looks: tuple[InputKind, ...]
-    every: int
-    facts: bool
-    frames: int = 1
-    """Frames per stack."""
-    keep: bool = False
-    """Whether pictures of scored steps are kept."""
-
-    def run(self, env: Env, tick: Callable[[int], None], sender: Sender | None = None) -> Recording:
-        album = _Album(sender) if self.keep and sender is not None else None
-        watchers = {
-            look: Watcher(
-                env,
-                Watch(look, self.every, self.frames),
-                (self.episodes.first,),
-                (album or sender) if look == "frame" else None,
-            )
-            for look in self.looks
-        }
-        rows: list[dict[str, Any]] = []
-        pictures = album.pictures if album is not None else []
-        for episode, step in self.episodes.drive(env, tick):
-            for watcher in watchers.values():
-                watcher.after(step.number, step.observation)
-            scored = (bool(watchers) or self.keep) and due(step.number, self.every)
-            if self.keep and album is None and scored:  # no scorer has rendered the frame
-                pictures.append(_picture(env.frame()))
-            rows.append(
-                {
-                    **env.progress(),
-                    "episode": self.episodes.first + episode,
-                    "scenario": self.episodes.scenarios[episode],
-                    "traffic_seed": self.episodes.traffic_seeds[episode],
-                    "step": step.number,
-                    "reward": step.reward,
-                    "cost": step.cost,
-                    "hazard": _hazard(env),
-                    "scored": scored,
-                    **({f"fact_{name}": value for name, value in env.facts().items()} if self.facts else {}),
-                }
-            )
-        kinds = {name: SCHEMA.get(name, pl.Float64) for row in rows for name in row}
-        inputs = {look: watcher.finish() for look, watcher in watchers.items()}
-        return Recording(pl.DataFrame(rows, schema=kinds), inputs, pictures)
-
-
-def _hazard(env: Env) -> float | None:
-    try:
-        return env.hazard()
-    except InputError:  # an environment may leave it undefined
-        return None
 
 
 def trace(
@@ -190,9 +86,10 @@ def trace(
     `indicators` draws the simulator's cost indicators into frames or leaves them out, regardless of what the run did;
     comparing the two shows how much the indicators give away.
 
-    `write` writes the table into the run as `traces/<protocol>.parquet` and replaces an earlier one. The name differs
-    if `indicators` differs from the run. `frames` adds pictures of the scored steps. The other arguments are those of
-    `evaluate`.
+    `write` writes the table into the run as `traces/<protocol>.parquet`. A complete new one replaces an earlier one.
+    The name differs if `indicators` differs from the run. `frames` adds pictures of the scored steps. After an
+    interruption the same call goes on, and finished episodes are not run again unless `scorers` are loaded ones. The
+    other arguments are those of `evaluate`.
 
     >>> import vlmsafe
     >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
@@ -241,11 +138,32 @@ def trace(
     for one in gated.values():
         for note in one.scorer.notes(plan.run.config.env):
             on_note(note)
-    recordings, table = _record(plan, gated, every, batch, facts, frames, on_episode)
-    if write:
-        album = pl.concat(_pictures(recording) for recording in recordings) if frames else None
+    how = _How(every, batch, facts, frames)
+    if not write:
+        return _joined(_record(plan, gated, how, None, on_episode, on_note), plan)
+    named = not isinstance(scorers, Scorer | Mapping)
+    with UnfinishedTrace(path, plan, gated, named, dataclasses.asdict(how)) as unfinished:
+        unfinished.note_others(on_note)
+        traced = _record(plan, gated, how, unfinished, on_episode, on_note)
+        table = _joined(traced, plan)
+        album = pl.concat(one.pictures for one in traced if one.pictures is not None) if frames else None
         write_trace(path, table, _about(plan, gated, every), album)
+        unfinished.remove()  # last: at any moment, the trace or this folder holds the finished episodes
     return table
+
+
+@dataclass(frozen=True)
+class _How:
+    """How the steps of a trace are recorded and scored."""
+
+    every: int
+    """Steps between two scored states."""
+    batch: int | None
+    """Frames scored at a time; None for as many as suit the scorer."""
+    facts: bool
+    """Whether the environment's privileged measures are recorded."""
+    frames: bool
+    """Whether pictures of scored steps are kept."""
 
 
 def _pictures(recording: Recording) -> pl.DataFrame:
@@ -275,34 +193,63 @@ def _gated(
 def _record(
     plan: Plan,
     scorers: Mapping[str, GatedScorer],
-    every: int,
-    batch: int | None,
-    facts: bool,
-    keep: bool,
+    how: _How,
+    unfinished: UnfinishedTrace | None,
     on_episode: Callable[[int], None],
-) -> tuple[list[Recording], pl.DataFrame]:
-    """Record every task. Returns the recordings and their common table."""
+    on_note: Callable[[str], None],
+) -> list[TracedTask]:
+    """Every task of the plan, recorded and scored; those that an earlier process finished are read instead."""
+    saved = {} if unfinished is None else {i: unfinished.load(task) for i, task in enumerate(plan.tasks)}
+    traced = {i: one for i, one in saved.items() if one is not None}
+    missing = [i for i in range(len(plan.tasks)) if i not in traced]
     with TraceScoring(scorers) as scoring:
-        looks_at_frames = "frame" in scoring.looks
-        recipe = plan.recipe(frames=looks_at_frames or keep)
-        stream = None
-        if looks_at_frames:
-            stream = Stream(stack_shape(_frame_shape(recipe, plan), scoring.frames), block=batch or _BLOCK)
-        tasks = [TraceTask(task, scoring.looks, every, facts, scoring.frames, keep) for task in plan.tasks]
-        reader = scoring if looks_at_frames else None
-        share = plan.episodes // len(tasks)
-        recordings = plan.execute(tasks, recipe, lambda done: on_episode(done * share), stream, reader)
-        tables = [
-            _table(recording, scoring.similarities(i, recording.inputs), scorers)
-            for i, recording in enumerate(recordings)
-        ]
-    joined = pl.concat(tables, how="diagonal").with_columns(
+        count = EpisodeCount(plan, [plan.tasks[i] for i in missing], on_episode, on_note)
+        waiting: dict[int, Recording] = {}  # recorded, but perhaps not scored yet
+
+        def finish(*, wait: bool) -> None:
+            for place in list(waiting):
+                if wait or scoring.scored(place):
+                    recording, i = waiting.pop(place), missing[place]
+                    scores = scoring.similarities(place, recording.inputs)
+                    pictures = _pictures(recording) if how.frames else None
+                    traced[i] = TracedTask(_table(recording, scores, scorers), pictures)
+                    if unfinished is not None:
+                        unfinished.save(plan.tasks[i], traced[i])
+
+        def take(place: int, recording: Recording) -> None:
+            waiting[place] = recording
+            finish(wait=False)
+            count.finished(place)
+
+        if missing:
+            looks_at_frames = "frame" in scoring.looks
+            recipe = plan.recipe(frames=looks_at_frames or how.frames)
+            stream, reader = None, None
+            if looks_at_frames:
+                shape = stack_shape(_frame_shape(recipe, plan), scoring.frames)
+                stream, reader = Stream(shape, how.batch or _BLOCK), scoring
+            tasks = [
+                TraceTask(plan.tasks[i], scoring.looks, how.every, how.facts, scoring.frames, how.frames)
+                for i in missing
+            ]
+            try:
+                plan.execute(tasks, recipe, take, stream, reader)
+            except BaseException:
+                finish(wait=False)  # what is scored is kept
+                raise
+            finish(wait=True)
+    return [traced[i] for i in range(len(plan.tasks))]
+
+
+def _joined(traced: Sequence[TracedTask], plan: Plan) -> pl.DataFrame:
+    """The table of all tasks."""
+    joined = pl.concat([one.steps for one in traced], how="diagonal").with_columns(
         protocol=pl.lit(plan.protocol.name, pl.String),
         deterministic=pl.lit(not plan.protocol.stochastic, pl.Boolean),
         checkpoint_epoch=pl.lit(plan.checkpoint.epoch, pl.Int64),
     )
     # First the columns that every trace has, then the others in their order.
-    return recordings, joined.select(*SCHEMA, *(name for name in joined.columns if name not in SCHEMA))
+    return joined.select(*SCHEMA, *(name for name in joined.columns if name not in SCHEMA))
 
 
 def _frame_shape(recipe: EnvRecipe, plan: Plan) -> tuple[int, ...]:

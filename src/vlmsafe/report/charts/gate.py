@@ -103,7 +103,7 @@ def _contact_frames(dataset: Dataset, entry: Entry) -> Iterator[tuple[str, str, 
     """The scored frames of each arm that has some with and some without contact."""
     envs = dataset.gate_cells(entry)
     for env, cells in envs.items():
-        traces = dataset.traces(env, entry.source)
+        traces = dataset.traces(env, entry)
         assert traces is not None
         steps = dataset.with_onsets(traces)
         if steps is None:

@@ -44,7 +44,7 @@ def _chart(dataset: Dataset, entry: Entry, title: str, panels: list[Panel], capt
     if not panels:
         return Missing(entry.kind, "Lead time", dataset.why_no_trace(entry, NO_CONTACT))
     groups = [*dataset.arm_names, *SIGNALS.values()]
-    whole = f"{caption}{traced_episodes(dataset)}"
+    whole = f"{caption}{traced_episodes(dataset, entry)}"
     return Chart(entry.kind, entry.title or title, panels, groups, whole, entry.label)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vlmsafe.analysis.resampling import LEAST
+from vlmsafe.analysis.statistics import relative_reduction
 from vlmsafe.comparison.claims import Outcome
 from vlmsafe.comparison.outcomes import WORDS, values_of
 from vlmsafe.comparison.settings import effective
@@ -184,7 +185,7 @@ def _relative_change(dataset: Dataset, entry: Entry, envs: Sequence[str]) -> lis
         source = dataset.source(env, entry)
         a, b = (list(values_of(arm, "catastrophe", source).values()) for arm in (one.first, one.second))
         if a and b and np.mean(b) > 0:
-            change = 100 * float((np.mean(b) - np.mean(a)) / np.mean(b))
+            change = 100 * relative_reduction(float(np.mean(b)), float(np.mean(a)))
             at = envs.index(env) - 0.4 + width * (names.index(first) + 0.5)
             marks.append(Bar(first, at, change, width=0.9 * width, name=f"{env}, {one.claim}"))
     return marks

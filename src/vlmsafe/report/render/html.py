@@ -15,6 +15,8 @@ from markupsafe import Markup, escape
 
 from vlmsafe.audit.findings import Finding, counted
 from vlmsafe.audit.kinds import Severity
+from vlmsafe.comparison.claims import Claims
+from vlmsafe.comparison.preregistration import Moment, claim_states, protocol_lines
 from vlmsafe.report.answer import answering, audit_line, contrast_sentence, describe_arms, headline, sentence
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Chart, Column, Missing, Table
@@ -109,6 +111,7 @@ def _answer(dataset: Dataset, found: Sequence[ComparisonResult]) -> dict[str, An
         "lines": lines,
         "further": len(known) - _SHOWN_RESULTS,
         "state": _state(dataset),
+        "protocol": _protocol(dataset),
         "problems": dataset.problems,
     }
 
@@ -144,6 +147,23 @@ def _state(dataset: Dataset) -> str:
         f"{counted(len(runs), 'run')}{planned}, {finished} trained to the end; "
         f"{counted(len(dataset.environments), 'environment')}, {counted(len(dataset.arm_names), 'arm')}.{paper}"
     )
+
+
+def _protocol(dataset: Dataset) -> list[str]:
+    """What a study had decided before its runs, and what was changed since."""
+    info, runs = dataset.info, dataset.runs
+    if info.protocol is None:
+        return ["This study has no frozen protocol."] if info.definition else []
+    frozen = info.protocol.first
+    finished = sum(run.epochs_recorded >= run.config.epochs for run in runs)
+    now = Moment(len(runs), finished, info.planned if info.planned is not None else len(runs))
+    states = claim_states(info.protocol, dataset.claims or Claims(), now)
+    lines = protocol_lines(info.protocol, states)
+    # Both times are in UTC and written alike up to the second.
+    early = [run for run in runs if str(run.recorded.get("started", "9"))[:19] < frozen.time[:19]]
+    if early and not frozen.at.begun:
+        lines.insert(1, f"{len(early)} of {counted(len(runs), 'run')} had been trained before, for another study.")
+    return lines
 
 
 def _audit(dataset: Dataset) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from vlmsafe.report.cells import (
 )
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
+from vlmsafe.report.pools import pool_note, pooled, pools
 from vlmsafe.report.request import Entry
 from vlmsafe.report.tables.rows import ARM, named
 
@@ -113,14 +114,17 @@ def training(dataset: Dataset, entry: Entry) -> Table | Missing:
 def by_environment(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Arms in rows, environments in columns."""
     outcome, envs, notes, rows = entry.outcome or "cost", dataset.envs(entry), Notes(), []
+    lines: list[str] = []
     for name in dataset.arm_names:
         if entry.arms and name not in entry.arms:
             continue
         cells = []
         for env in envs:
             arm = dataset.every_arm.get((env, name))
-            source = dataset.source(env, entry)
-            cells.append(arm_cell(dataset, arm, outcome, source, entry.window, notes) if arm else Cell())
+            source, window = dataset.source(env, entry), entry.windows.get((name, env), entry.window)
+            cells.append(arm_cell(dataset, arm, outcome, source, window, notes) if arm else Cell())
+            if arm and source == "training" and window != entry.window:
+                lines.append(f"'{name}' on {env}: {window_name(window, arm.runs)}.")
         if any(cell.value is not None for cell in cells):
             rows.append([text(name), *cells])
     if not rows:
@@ -128,12 +132,17 @@ def by_environment(dataset: Dataset, entry: Entry) -> Table | Missing:
     digits = 1 if is_rate(outcome) else 2
     columns = [ARM, *(Column(env, env, digits) for env in envs)]
     title = entry.title or f"{WORDS[outcome].capitalize()} by environment"
-    return Table("by-environment", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
+    caption = INTERVALS
+    if any(dataset.source(env, entry) == "training" for env in envs):
+        others = "other cells" if lines else "cells"
+        caption += f" From training, {others}: {window_name(entry.window, dataset.runs)}."
+    return Table("by-environment", title, columns, rows, caption, entry.label, notes=[*lines, *notes.lines()])
 
 
 def per_seed(dataset: Dataset, entry: Entry) -> Table | Missing:
     """One row per run, and each arm's mean."""
     envs, notes, rows, strong = dataset.envs(entry), Notes(), [], set()
+    pooling: list[str] = []
     sources = {env: dataset.source(env, entry) for env in envs}
     trained = all(source == "training" for source in sources.values())
     everyone = [run for env in envs for arm in dataset.arms(env, entry) for run in arm.runs]
@@ -157,6 +166,16 @@ def per_seed(dataset: Dataset, entry: Entry) -> Table | Missing:
                 cells = [arm_cell(dataset, arm, outcome, source, window, notes) for outcome, window in shown]
                 extra = [metric_cell(dataset, own, name, source, notes) for name in metrics]
                 rows.append([*env_cell(envs, env), text(arm.name), Cell(float("inf"), "mean"), *cells, *extra])
+        for name, arms in pools(dataset, env, entry).items():
+            pool = pooled(name, arms)
+            own = [run for run in pool.runs if source == "training" or source in run.evaluations]
+            if not own:
+                continue
+            strong.add(len(rows))
+            cells = [arm_cell(dataset, pool, outcome, source, window, notes) for outcome, window in shown]
+            extra = [metric_cell(dataset, own, metric, source, None) for metric in metrics]
+            rows.append([*env_cell(envs, env), text(name), Cell(float("inf"), "mean"), *cells, *extra])
+            pooling.append(pool_note(name, arms))
     if not rows:
         return Missing(entry.kind, "Run by run", "no run has results yet")
     suffix = {window: window_name(window, everyone) for window in windows}
@@ -173,7 +192,15 @@ def per_seed(dataset: Dataset, entry: Entry) -> Table | Missing:
     used = ", ".join(dict.fromkeys(sources.values()))
     title = entry.title or f"Run by run ({used}){on_env(envs)}"
     return Table(
-        "per-seed", title, columns, rows, INTERVALS, entry.label, frozenset(strong), notes.lines(), not entry.asked
+        "per-seed",
+        title,
+        columns,
+        rows,
+        INTERVALS,
+        entry.label,
+        frozenset(strong),
+        [*pooling, *notes.lines()],
+        not entry.asked,
     )
 
 

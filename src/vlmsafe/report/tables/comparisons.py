@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from vlmsafe.analysis.exact_tests import permutation_test
 from vlmsafe.analysis.resampling import LEAST, bootstrap_mean_difference
 from vlmsafe.comparison.claims import Outcome
+from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.outcomes import WORDS, source_of, values_of
 from vlmsafe.report.answer import says
 from vlmsafe.report.cells import (
@@ -28,9 +29,11 @@ from vlmsafe.report.cells import (
 )
 from vlmsafe.report.dataset import Dataset
 from vlmsafe.report.elements import Cell, Column, Missing, Table, minus
+from vlmsafe.report.pools import pool_note, pooled, pools
 from vlmsafe.report.request import Entry
 from vlmsafe.report.results import ComparisonResult, results
 from vlmsafe.report.tables.rows import ENV, PAIR, named
+from vlmsafe.runs.records import ArmRecord
 
 
 def comparisons(dataset: Dataset, entry: Entry) -> Table | Missing:
@@ -94,10 +97,14 @@ def _comparison_cells(one: ComparisonResult) -> list[Cell]:
 
 def rates(dataset: Dataset, entry: Entry) -> Table | Missing:
     """Catastrophe and violation rates of each compared pair: the paper's table across environments."""
-    pairs = {(one.env, one.claim.first, one.claim.second): one for one in reversed(dataset.comparisons(entry))}
-    chosen = [(key, one) for key, one in reversed(pairs.items())]
-    arms = [(one.first, one.second) for _, one in chosen]
-    names = list(dict.fromkeys((first.name, second.name) for first, second in arms))
+    pools_by_env = {env: pools(dataset, env, entry) for env in dataset.envs(entry)}
+    pairs: dict[tuple[str, str, str], tuple[Comparison, ArmRecord, ArmRecord]] = {}
+    for one in dataset.comparisons(entry):
+        sides = [_in_pool(arm, pools_by_env[one.env]) for arm in (one.first, one.second)]
+        if sides[0].name == sides[1].name:  # two arms of one pool are compared as they are
+            sides = [one.first, one.second]
+        pairs.setdefault((one.env, sides[0].name, sides[1].name), (one, sides[0], sides[1]))
+    names = list(dict.fromkeys((first, second) for _, first, second in pairs))
     single = len(names) == 1
     first_word, second_word = (names[0][0], names[0][1]) if single else ("first", "second")
     columns = [
@@ -109,26 +116,31 @@ def rates(dataset: Dataset, entry: Entry) -> Table | Missing:
         outcome_column("catastrophe", "_first", f"catastrophe %, {first_word}"),
         outcome_column("violation", "_second", f"violation %, {second_word}"),
         outcome_column("violation", "_first", f"violation %, {first_word}"),
-        Column("difference_pp", "catastrophe Δ, pp", 1, hint=f"{first_word} minus {second_word}, 95 % interval"),
+        Column(
+            "difference_pp",
+            "catastrophe Δ, pp, as published",
+            1,
+            hint=f"{first_word} minus {second_word}, 95 % percentile interval",
+        ),
         Column("p", "p, exact", 3, hint="two-sided permutation test of the runs' catastrophe rates"),
         Column("range", "seeds, %", hint="lowest and highest catastrophe rate of a run in either arm"),
     ]
     notes, rows = Notes(), []
-    for (env, _, _), one in chosen:
+    for (env, *_), (one, first, second) in pairs.items():
         source = dataset.source(env, entry) if not one.claim.stated or entry.source else source_of(one)
-        values = [list(values_of(arm, "catastrophe", source).values()) for arm in (one.first, one.second)]
+        values = [list(values_of(arm, "catastrophe", source).values()) for arm in (first, second)]
         if not all(values):
             continue
         cells = [
             arm_cell(dataset, arm, outcome, source, "final", notes)
             for outcome in ("catastrophe", "violation")
-            for arm in (one.second, one.first)
+            for arm in (second, first)
         ]
         both = [100 * value for side in values for value in side]
         rows.append(
             [
                 text(env),
-                *([] if single else [text(one.claim.first), text(one.claim.second)]),
+                *([] if single else [text(first.name), text(second.name)]),
                 text(source),
                 Cell(float(len(both)), f"{len(values[0])} / {len(values[1])}"),
                 *cells,
@@ -141,7 +153,17 @@ def rates(dataset: Dataset, entry: Entry) -> Table | Missing:
     title = entry.title or (
         "Catastrophe and violation rates" + (f": {names[0][0]} and {names[0][1]}" if single else "")
     )
-    return Table("rates", title, columns, rows, INTERVALS, entry.label, notes=notes.lines())
+    pooling = [pool_note(name, arms) for found in pools_by_env.values() for name, arms in found.items()]
+    caption = (
+        f"{INTERVALS} The interval of the difference is a percentile interval over resampled runs, as in the paper. "
+        "It is too narrow for few runs and decides nothing; p is that of an exact test."
+    )
+    return Table("rates", title, columns, rows, caption, entry.label, notes=[*pooling, *notes.lines()])
+
+
+def _in_pool(arm: ArmRecord, found: Mapping[str, tuple[ArmRecord, ...]]) -> ArmRecord:
+    """The pool that an arm belongs to; the arm itself if there is none."""
+    return next((pooled(name, arms) for name, arms in found.items() if any(one is arm for one in arms)), arm)
 
 
 def pairs(dataset: Dataset, entry: Entry) -> Table | Missing:

@@ -42,6 +42,6 @@ def _cells(one: ContrastResult) -> list[Cell]:
         text(f"{WORDS[claim.outcome]} ({claim.source})"),
         Cell(float(runs), str(runs)),
         estimate,
-        Cell() if verdict.p is None else Cell(verdict.p, verdict.text.removeprefix("p = ")),
-        text("not tested" if verdict.p is None else says),
+        Cell() if verdict.p is None or one.waits else Cell(verdict.p, verdict.text.removeprefix("p = ")),
+        text("no verdict yet" if one.waits else "not tested" if verdict.p is None else says),
     ]

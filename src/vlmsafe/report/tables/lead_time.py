@@ -23,9 +23,10 @@ _FORMS = tuple(form.replace(" ", "_") for form in FORMS)
 _HORIZONS = (5, 10, 20, 40)
 _LAGS = (-10, -5, -1, 0, 1, 5, 10, 20)
 _CRITERION = (
-    "Above 0.5 a signal is higher before contact. The criterion, fixed in advance and about c_vlm: standardised "
-    "over the steps without contact of each episode, at K = 20 or 40, an AUC of at least 0.60, its interval above 0.5, "
-    "and above the step index, with contact in enough episodes that 95 % of the resamples have some."
+    "Above 0.5 a signal is higher before contact. The criterion, fixed in advance and about c_vlm (the paper's is "
+    "about κ): standardised over the steps without contact of each episode, at K = 20 or 40, an AUC of at least 0.60, "
+    "its interval above 0.5, and above the step index, with contact in enough episodes that 95 % of the resamples have "
+    "some."
 )
 
 
@@ -53,15 +54,15 @@ def lead_time(dataset: Dataset, entry: Entry) -> Table | Missing:
         Column("as_published", "AUC, as published", 3, hint="standardised over all steps, contact included"),
         *named("criterion"),
     ]
-    caption = f"{_CRITERION}{traced_episodes(dataset)}"
+    caption = f"{_CRITERION}{traced_episodes(dataset, entry)}"
     notes = [line for env in dataset.lead_times(entry) if (line := paper.lead_time_line(env))]
     title = entry.title or "Does the signal rise before contact?"
     return Table(entry.kind, title, columns, rows, caption, entry.label, notes=notes)
 
 
-def traced_episodes(dataset: Dataset) -> str:
+def traced_episodes(dataset: Dataset, entry: Entry) -> str:
     """A sentence on how many episodes AUCs are from, where that is not all."""
-    most = dataset.options.episodes
+    most = dataset.most_episodes(entry)
     return f" From at most {most} traced episodes of an arm; vlmsafe diagnose lead-time takes all." if most else ""
 
 
@@ -89,7 +90,7 @@ def lead_time_aucs(dataset: Dataset, entry: Entry) -> Table | Missing:
     ]
     caption = (
         "AUC of steps that a contact follows within K steps, with the 95 % interval over resampled episodes; the runs "
-        f"of an arm together. The step index is the control.{traced_episodes(dataset)}"
+        f"of an arm together. The step index is the control.{traced_episodes(dataset, entry)}"
     )
     return Table(entry.kind, entry.title or "AUC before contact, by horizon", columns, rows, caption, entry.label)
 

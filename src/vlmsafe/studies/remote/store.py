@@ -8,8 +8,9 @@ For each run the store holds objects, named by their content, and lists of them:
 
 Nothing in the store is ever changed. A copy first adds the new objects, then a list with the next number. A reader
 takes the newest complete list, so a copy that is killed half-way leaves the run as it was before. Objects that only
-older lists name are removed later; a reader that misses one starts again with the newest list. The files of the study
-itself are kept in the same way, next to the runs.
+older lists name are removed later; a reader that misses one starts again with the newest list. If an object is lost or
+damaged, the reader takes the list before and says so. The files of the study itself are kept in the same way, next to
+the runs. Names that are neither a list nor an object are ignored, and they stay.
 
 A list names its owner, the process that works on the run. A process that finds another owner stops: the study counted
 it as lost and restarted the run elsewhere. Stores have no locks, so an owner checks again after it has added its
@@ -26,7 +27,8 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +43,13 @@ from vlmsafe.io.files import write_atomically
 _CHUNK = 2**20
 _LISTS_KEPT = 2  # lists of which the objects are kept: a reader may still use the last but one
 # Locks and the log of a scoring service belong to one machine, and hidden files are being written.
+_LIST_NAME = re.compile(r"(\d{8,})-.+\.json")
+_OBJECT_NAME = re.compile(r"[0-9a-f]{64}")
 _NOT_COPIED = re.compile(r"(^|/)(lock|\..*)$|^logs/scorer\.log$")
 _MARK = ".copy-of"  # the URL, and the digests of the files from it
 _READS = 3  # attempts to read the lists, because older ones may be removed meanwhile
 STUDY_TREE = "study"
-_OF_STUDY = ("study.yaml", "claims.yaml", "journal.jsonl", "configs", "logs")
+_OF_STUDY = ("study.yaml", "claims.yaml", "protocol.json", "protocol.md", "journal.jsonl", "configs", "logs")
 
 
 def is_url(place: str) -> bool:
@@ -71,8 +75,12 @@ class Taken(RunError):
     """Another process works on the run."""
 
 
-class _Missing(RunError):
-    """An object that a list names is missing."""
+class _Damaged(RunError):
+    """An object that a list names is missing, or is not what was stored."""
+
+
+def _print_note(note: str) -> None:
+    print(note, file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -89,7 +97,8 @@ def _reaching(url: str) -> Iterator[None]:
 class Store:
     """A study's place at a URL."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, on_note: Callable[[str], None] = _print_note) -> None:
+        """`on_note` is told when an older copy is used because the newest one is damaged."""
         scheme, slashes, place = url.rstrip("/").partition("://")
         self.url = scheme.lower() + slashes + place
         try:
@@ -97,10 +106,15 @@ class Store:
         except (ValueError, ImportError) as error:
             raise InputError(f"cannot use '{url}' to keep runs: {' '.join(str(error).split())}") from None
         self._fs.use_listings_cache = False  # other machines write too
+        self._on_note = on_note
+        self._trees: dict[str, Tree] = {}
 
     def tree(self, name: str) -> Tree:
         """A run's files, by the run's name."""
-        return Tree(self._fs, posixpath.join(self._path, name), f"{self.url}/{name}")
+        if name not in self._trees:
+            path = posixpath.join(self._path, name)
+            self._trees[name] = Tree(self._fs, path, f"{self.url}/{name}", self._on_note)
+        return self._trees[name]
 
     def fetch_study(self, folder: Path) -> None:
         """Fetch the files of the study itself."""
@@ -140,15 +154,16 @@ class Listing:
 class Tree:
     """Files of one run in a store."""
 
-    def __init__(self, fs: Any, path: str, url: str) -> None:
-        self._fs, self._path, self._url = fs, path, url
+    def __init__(self, fs: Any, path: str, url: str, on_note: Callable[[str], None] = _print_note) -> None:
+        self._fs, self._path, self._url, self._on_note = fs, path, url, on_note
+        self._damaged: set[str] = set()  # objects that were read and are not what was stored; the next copy renews them
 
     def newest(self, but: Collection[Listing] = ()) -> Listing | None:
         """The newest complete list that is not in `but`."""
         with _reaching(self._url):
             for _ in range(_READS):
                 found = next((listing for _, listing in self._listings() if listing not in but), None)
-                if found is not None or not self._names("lists"):
+                if found is not None or not self._names("lists", _LIST_NAME):
                     return found
         return None
 
@@ -179,16 +194,20 @@ class Tree:
         """
         with _reaching(self._url):
             tried: list[Listing] = []
-            missing: _Missing | None = None
+            damaged: _Damaged | None = None
             while (listing := self.newest(tried)) is not None:
                 try:
-                    return self._make(folder, listing, tuple(only), merge)
-                except _Missing as error:
-                    # Either it was removed and there is a newer list, or it was lost and an older list is complete.
+                    made = self._make(folder, listing, tuple(only), merge)
+                except _Damaged as error:
+                    # Either it was removed and there is a newer list, or it is lost and an older list is complete.
                     tried.append(listing)
-                    missing = error
-            if missing is not None:
-                raise missing
+                    damaged = error
+                    continue
+                if damaged is not None and listing.number < tried[-1].number:
+                    self._on_note(f"{damaged}; the copy before it is used")
+                return made
+            if damaged is not None:
+                raise damaged
         return False
 
     def _make(self, folder: Path, listing: Listing, only: Collection[str], merge: bool) -> bool:
@@ -227,9 +246,10 @@ class Tree:
             before = self._owned(owner)
             if mark and self._known(folder) is None:
                 self._mark(folder, set())
-            there = set(map(posixpath.basename, self._names("objects")))
+            there = set(map(posixpath.basename, self._names("objects", _OBJECT_NAME)))
             # An object that no list names may be incomplete, so it is copied again.
-            files = self._add_files(folder, only, there & set({} if before is None else before.files.values()))
+            listed = set({} if before is None else before.files.values())
+            files = self._add_files(folder, only, (there & listed) - self._damaged)
             before = self._owned(owner)  # copying takes a while
             if before is None or files != before.files:
                 listing = Listing(0 if before is None else before.number + 1, owner, files)
@@ -276,6 +296,7 @@ class Tree:
                     if digest not in known:
                         file.seek(0)
                         self._add(digest, file, size)
+                        self._damaged.discard(digest)
             except FileNotFoundError:  # an old checkpoint that was just removed
                 if path.exists():
                     raise
@@ -287,7 +308,7 @@ class Tree:
 
     def _listings(self) -> Iterator[tuple[str, Listing]]:
         """Complete lists, newest first."""
-        for path in sorted(self._names("lists"), reverse=True):
+        for path in sorted(self._names("lists", _LIST_NAME), reverse=True):
             number = int(posixpath.basename(path).partition("-")[0])
             try:
                 listing = Listing.from_bytes(number, self._fs.cat_file(path))
@@ -296,12 +317,14 @@ class Tree:
             if listing is not None:
                 yield path, listing
 
-    def _names(self, folder: str) -> list[str]:
+    def _names(self, folder: str, form: re.Pattern[str]) -> list[str]:
+        """The paths in a folder whose names have a form. Other files may lie there, such as .DS_Store."""
         self._fs.invalidate_cache()
         try:
-            return list(self._fs.ls(posixpath.join(self._path, folder), detail=False))
+            paths = self._fs.ls(posixpath.join(self._path, folder), detail=False)
         except FileNotFoundError:
             return []
+        return [path for path in paths if form.fullmatch(posixpath.basename(path))]
 
     def _list_path(self, listing: Listing) -> str:
         return posixpath.join(self._path, "lists", f"{listing.number:08d}-{listing.owner}.json")
@@ -329,7 +352,8 @@ class Tree:
                 for chunk in self._chunks(digest):
                     target.write(chunk)
             if _digest(aside)[0] != digest:
-                raise RunError(f"{self._url} is damaged: {path.name} is not what was stored")
+                self._damaged.add(digest)
+                raise _Damaged(f"{self._url} is damaged: {path.name} is not what was stored")
             with disk_errors(path):
                 aside.replace(path)
         finally:
@@ -343,7 +367,7 @@ class Tree:
                     while chunk := source.read(_CHUNK):
                         yield chunk
             except FileNotFoundError as error:
-                raise _Missing(f"{self._url} is damaged: the object {digest} is missing, which it lists") from error
+                raise _Damaged(f"{self._url} is damaged: the object {digest} is missing, which it lists") from error
 
     def _tidy(self, lists: list[tuple[str, Listing]], there: set[str]) -> None:
         """Remove old lists, and those of the objects in `there` that no newer list names."""

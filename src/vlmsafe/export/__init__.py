@@ -1,0 +1,1 @@
+"""Export runs, evaluations and audit findings to other tools: CSV files, MLflow and Weights & Biases."""
