@@ -102,3 +102,9 @@ def test_t_intervals_of_normal_runs_cover_and_percentile_intervals_do_not(count)
     percentile = [bootstrap_mean(sample, resamples=500) for sample in samples]
     assert t == pytest.approx(0.95, abs=0.02)
     assert np.mean([found.low <= 0.0 <= found.high for found in percentile]) < 0.925
+
+
+def test_a_permutation_interval_of_many_runs_against_few_is_found():
+    found = permutation_interval([200.0, 201.0], np.arange(130.0))
+    assert found.bounded
+    assert found.low > 0.0

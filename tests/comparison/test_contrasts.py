@@ -62,6 +62,8 @@ def entry(**changes):
         ({"plus": [{"arm": "a", "env": "x"}, {"arm": "c", "env": "x"}]}, "2 cells under 'plus' and 1 under 'minus'"),
         ({"plus": [{"arm": "b", "env": "x"}]}, "appears twice"),
         ({"divide": 0}, "'divide' is 0"),
+        ({"divide": float("nan")}, "'divide' is nan"),
+        ({"divide": float("inf")}, "'divide' is inf"),
         ({"test": "permutation"}, "unknown test 'permutation'"),
         ({"first": "a"}, "unknown entry 'first'"),
     ],

@@ -46,6 +46,12 @@ def test_a_joint_claim_is_one_test_with_the_largest_p_of_its_parts():
     assert [(one.decided, one.joint_p) for one in untested] == [(0, None)] * 2
 
 
+def test_the_order_of_the_parts_of_a_joint_claim_does_not_matter():
+    one_sided, two_sided = Tested(0.0056, 0.001, -1, ("both",)), Tested(0.0031, 0.004, 1, ("both",))
+    for parts in ([one_sided, two_sided], [two_sided, one_sided]):  # at a look their levels differ
+        assert [(one.joint_holds, one.level) for one in decide(parts, "none", 1)] == [(False, 0.0031)] * 2
+
+
 def test_the_number_of_tests_is_that_of_the_claims_as_stated():
     planned = [(env, arm) for env in ("easy", "hard") for arm in ("a", "b")] + [("easy", "c")]
     claims = Claims(

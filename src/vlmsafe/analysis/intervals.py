@@ -171,9 +171,9 @@ def _exchanges(a: Float64, b: Float64, rng: np.random.Generator) -> tuple[Float6
 
 
 @functools.lru_cache(maxsize=8)
-def _splits(total: int, size: int) -> NDArray[np.int8]:
+def _splits(total: int, size: int) -> NDArray[np.int32]:
     """The members of the first arm in every split but the observed one."""
-    return np.array(list(itertools.combinations(range(total), size)), np.int8)[1:]
+    return np.array(list(itertools.combinations(range(total), size)), np.int32)[1:]
 
 
 def sign_flip_interval(pairs: Pairs, *, level: float = LEVEL, seed: int = 0) -> Interval:

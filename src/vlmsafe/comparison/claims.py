@@ -9,6 +9,7 @@ within a margin (equivalence). Claims with the same `joint` name are one claim, 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -288,8 +289,8 @@ def _contrast(entry: Any, source: str) -> ContrastClaim:
         )
     if len({*claim.plus, *claim.minus}) < len(claim.plus) + len(claim.minus):
         raise InputError(f"{source}: an arm on an environment appears twice")
-    if claim.divide <= 0.0:
-        raise InputError(f"{source}: 'divide' is {claim.divide}; expected a number above 0")
+    if not 0.0 < claim.divide < math.inf:
+        raise InputError(f"{source}: 'divide' is {claim.divide}; expected a finite number above 0")
     _check_level(claim.alpha, source)
     return claim
 

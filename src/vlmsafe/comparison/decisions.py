@@ -62,7 +62,7 @@ def decide(tests: Sequence[Tested], correction: Correction, count: int) -> list[
     for order, (unit, p) in enumerate(
         sorted(_with_p(units, tests), key=lambda pair: (pair[1] is None, pair[1] or 0.0))
     ):
-        alpha = tests[unit[0]].alpha
+        alpha = min(tests[place].alpha for place in unit)  # looks give one- and two-sided parts other levels
         left = {"none": 1, "bonferroni": count, "holm": count - order}[correction]
         level = alpha / left
         holds = p is not None and p < level
