@@ -34,6 +34,10 @@ def test_claims_are_read_with_their_defaults(tmp_path):
         ("comparisons:\n- {first: a}", "expected 'first' and 'second'"),
         ("comparisons:\n- {first: a, second: a}", "compared with itself"),
         ("comparisons:\n- {first: a, second: b, alpha: 2}", "alpha is 2"),
+        (
+            "comparisons:\n- {first: a, second: b, alpha: 0.6, sides: less}",
+            "alpha is 0.6; it must lie between 0 and 0.5 for a one-sided test",
+        ),
         ("comparisons:\n- {first: a, second: b, test: guess}", "guess"),
         ("comparisons:\n- {first: a, second: b, outcme: cost}", "did you mean 'outcome'"),
         ("comparisons: []\ncorrection: some", "unknown correction 'some'"),

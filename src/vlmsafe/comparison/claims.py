@@ -185,7 +185,7 @@ def _claim(entry: Any, source: str) -> Claim:
     claim = from_dict(entry, Claim("", ""), source)
     if claim.first == claim.second:
         raise InputError(f"{source}: an arm cannot be compared with itself, '{claim.first}'")
-    _check_level(claim.alpha, source)
+    _check_level(claim, source)
     _check_margin(claim, source)
     named_pattern(claim.about)  # raises an error if a comparison cannot be about this
     return claim
@@ -200,9 +200,13 @@ def _check_entries(entry: Mapping[str, Any], kind: type, choices: Mapping[str, S
             raise InputError(f"{source}: {unknown_name(name, str(value), choices[name])}")
 
 
-def _check_level(alpha: float, source: str) -> None:
-    if not 0.0 < alpha < 1.0:
-        raise InputError(f"{source}: alpha is {alpha}; it must lie between 0 and 1")
+def _check_level(claim: Claim | ContrastClaim, source: str) -> None:
+    # The interval of a one-sided claim has the level 1 - 2 alpha.
+    one_sided = claim.sides != "two-sided" or (isinstance(claim, Claim) and claim.kind != "difference")
+    most = 0.5 if one_sided else 1.0
+    if not 0.0 < claim.alpha < most:
+        sides = " for a one-sided test" if one_sided else ""
+        raise InputError(f"{source}: alpha is {claim.alpha}; it must lie between 0 and {most:g}{sides}")
 
 
 def _check_margin(claim: Claim, source: str) -> None:
@@ -290,7 +294,7 @@ def _contrast(entry: Any, source: str) -> ContrastClaim:
         raise InputError(f"{source}: an arm on an environment appears twice")
     if claim.divide <= 0.0:
         raise InputError(f"{source}: 'divide' is {claim.divide}; expected a number above 0")
-    _check_level(claim.alpha, source)
+    _check_level(claim, source)
     return claim
 
 
