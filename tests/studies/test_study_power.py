@@ -51,6 +51,13 @@ def test_a_pilot_gives_the_deviations_of_its_arms(tmp_path):
     assert "sd 10.0 pp and 10.0 pp from 3 and 3 pilot runs" in str(row)
 
 
+def test_a_plan_says_that_its_power_leaves_out_interim_looks(tmp_path):
+    looking = parse_study(f"{STUDY.format(env='metadrive-easy', claim='test: welch')}looks: {{at: [0.5, 1.0]}}\n", "a")
+    line = "the power is that of one test with all seeds; interim looks lower it a little"
+    assert line in powers(looking, tmp_path).notes
+    assert line not in powers(study(), tmp_path).notes
+
+
 def test_a_pilot_with_other_arms_gives_their_pooled_deviation(tmp_path):
     (row,) = powers(study(), tmp_path, pilot=pilot(tmp_path / "pilot", ("base", "other"))).rows
     assert "sd 10.0 pp of 'signal' from 6 pilot runs of 2 arms, pooled, sd 10.0 pp of 'base' from 3 pilot runs" in str(

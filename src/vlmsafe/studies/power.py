@@ -93,6 +93,8 @@ def study_power(
         rows.append(power_row(test, found or published_spread(test, configs), wanted=wanted, difference=difference))
     if study.claims.contrasts:
         notes.append("the power of contrasts is not computed")
+    if len(study.looks.at) > 1:
+        notes.append("the power is that of one test with all seeds; interim looks lower it a little")
     if any(row.spread is None for row in rows):
         notes.append("some runs of each arm, in a folder given as --pilot, tell how much runs differ")
     return StudyPower(tuple(rows), tuple(dict.fromkeys(notes)))
