@@ -16,8 +16,7 @@ import polars as pl
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vlmsafe.analysis.intervals import LEVEL
-from vlmsafe.analysis.statistics import finite_vector
+from vlmsafe.analysis.statistics import LEVEL, checked_level, finite_vector
 from vlmsafe.analysis.tables import floats
 from vlmsafe.errors import InputError
 
@@ -136,8 +135,8 @@ def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: fl
     below = np.less.outer(a, b) + 0.5 * np.equal.outer(a, b)
     share, runs = float(below.mean()), min(len(a), len(b))
     if runs < 2 or np.ptp(np.concatenate([a, b])) == 0:
-        return RunEstimate(share, None, None, _checked(level), runs)
-    z2 = float(special.ndtri((1 + _checked(level)) / 2)) ** 2
+        return RunEstimate(share, None, None, checked_level(level), runs)
+    z2 = float(special.ndtri((1 + checked_level(level)) / 2)) ** 2
     centre = (share + z2 / (2 * runs)) / (1 + z2 / runs)
     reach = math.sqrt(z2 * share * (1 - share) / runs + (z2 / (2 * runs)) ** 2) / (1 + z2 / runs)
     low, high = max(0.0, centre - reach), min(1.0, centre + reach)
@@ -171,15 +170,9 @@ def cost_per_distance(costs: ArrayLike, distances: ArrayLike, *, level: float = 
 
 def _estimate(value: float, error: float, runs: int, level: float) -> RunEstimate:
     """A value with its t interval on the log scale; without one if the error is 0, or if it would say nothing."""
-    place = (1 + _checked(level)) / 2
+    place = (1 + checked_level(level)) / 2
     reach = float(special.stdtrit(runs - 1, place)) * error if error and runs >= LEAST else 0.0
     if not 0 < reach <= math.log(_WIDEST) * value:
         return RunEstimate(value, None, None, level, runs)
     factor = math.exp(reach / value)
     return RunEstimate(value, value / factor, value * factor, level, runs)
-
-
-def _checked(level: float) -> float:
-    if not 0 < level < 1:
-        raise InputError(f"the level is {level}; expected a share between 0 and 1, such as {LEVEL}")
-    return level
