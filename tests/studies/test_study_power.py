@@ -160,6 +160,15 @@ def refused(capsys, *words):
     return shown.err
 
 
+def test_plan_takes_the_claims_that_somebody_wrote_into_the_folder(capsys, here):
+    (here / "runs" / "mine").mkdir(parents=True)
+    own = "comparisons: [{first: signal, second: base, outcome: env_return, test: paired-t}]\n"
+    (here / "runs" / "mine" / "claims.yaml").write_text(own)
+    main(["study", "plan", "mine.yaml"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("power: ")]
+    assert line.startswith("power: speeding, environment return of 'signal' against 'base': ")
+
+
 def test_plan_prints_the_power_of_each_claim(capsys, here):
     pilot(here / "pilot", env="speeding", evaluated=False)
     main(["study", "plan", "mine.yaml", "--pilot", "pilot", "--difference", "3", "--power", "0.9"])
