@@ -2,8 +2,8 @@
 
 The unit of every comparison is one run (one training seed), because episodes of one policy resemble each other. So the
 rate of an arm is the mean of its runs' rates. Three conventions hold throughout. Standard deviations are population
-deviations (divided by n). Thresholds are strict: an episode that costs exactly the budget is no violation. A difference
-is first arm minus second. Intervals are in `intervals` and `resampling`, permutation and sign-flip tests in
+deviations (divided by n). Thresholds are strict: an episode that costs exactly the budget is not a violation. A
+difference is first arm minus second. Intervals are in `intervals` and `resampling`, permutation and sign-flip tests in
 `exact_tests`.
 """
 

@@ -63,7 +63,7 @@ DISTANCES = (
 
 
 def distance_of(tables: Sequence[pl.DataFrame]) -> Distance | None:
-    """The distance that every one of these evaluation tables has in full, and covers some of; None if there is none."""
+    """The first distance that all these evaluation tables have without gaps and with a sum above 0; None without one."""
     for distance in DISTANCES:
         if tables and all(_covers(table, distance.column) for table in tables):
             return distance
@@ -78,7 +78,7 @@ def _covers(table: pl.DataFrame, column: str) -> bool:
 def cvar(costs: ArrayLike, share: float = SHARE) -> float:
     """The mean of the costliest `share` of the episodes: the conditional value at risk.
 
-    If the share is no whole number of episodes, the last one counts in part.
+    If the share is not a whole number of episodes, the last one counts in part.
 
     >>> cvar([0, 1, 2, 3, 4, 5, 6, 7, 8, 10], 0.15)
     9.333333333333334
@@ -125,7 +125,7 @@ def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: fl
     """How probably a run of the first arm is lower than one of the second (Agarwal et al. 2021). Ties count half.
 
     The estimate is the share of all pairs of runs in which the first is lower. Its variance is at most
-    p (1 - p) / min(m, n), that of a rate of min(m, n) trials, whatever the two distributions are (van Dantzig 1951).
+    p (1 - p) / min(m, n), that of a rate of min(m, n) trials, for any two distributions (van Dantzig 1951).
     The interval is Wilson's for such a rate. It is wide: three runs that are all lower give 0.44 to 1.
 
     >>> round(probability_of_improvement([1.0, 2.0, 3.0], [3.0, 4.0, 5.0]).estimate, 3)

@@ -281,8 +281,8 @@ def _contrast(entry: Any, source: str) -> ContrastClaim:
         right = isinstance(cells, Sequence) and not isinstance(cells, str) and len(cells) > 0
         if not right or any(not isinstance(cell, Mapping) or set(cell) != {"arm", "env"} for cell in cells):
             raise InputError(
-                f"{source}: '{side}' is {cells!r}; expected a list of {{arm: ..., env: ...}}, or of arms with 'env' "
-                "beside it"
+                f"{source}: '{side}' is {cells!r}; expected a list of {{arm: ..., env: ...}}, or a list of arms "
+                "and one 'env' for all of them"
             )
     claim = from_dict(entry, ContrastClaim(""), source)
     if len(claim.plus) != len(claim.minus):
