@@ -61,7 +61,19 @@ def test_claims_are_read_with_their_defaults(tmp_path):
             "comparisons:\n- {first: a, second: b, sides: less}\n- {first: b, second: a, sides: less}",
             "contradict each other",
         ),
+        (
+            "comparisons:\n- {first: a, second: b, sides: less}\n- {first: a, second: b, env: easy, sides: greater}",
+            "contradict each other",
+        ),
         ("comparisons:\n- {first: a, second: b, joint: one}", "the joint claim 'one' has one part"),
+        (
+            "comparisons:\n- {first: a, second: b, joint: x, env: easy}\n- {first: a, second: b, joint: x, env: hard}",
+            "'x' has one part on easy; a joint claim holds on one environment at a time",
+        ),
+        (
+            "comparisons:\n- {first: a, second: b, joint: x, env: easy}\n- {first: a, second: b, joint: x}",
+            "'x' has one part on every environment",
+        ),
         (
             "comparisons:\n- {first: a, second: b, joint: x}\n- {first: a, second: b, joint: x, alpha: 0.01}",
             "different levels",
@@ -75,6 +87,13 @@ def test_claims_are_read_with_their_defaults(tmp_path):
 def test_claims_that_cannot_be_meant_are_refused_with_the_reason(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         load_claims(written(tmp_path, text))
+
+
+def test_claims_on_different_environments_do_not_contradict_each_other(tmp_path):
+    entries = (
+        f"- {{first: a, second: b, env: {env}, sides: {sides}}}\n" for env, sides in (("x", "less"), ("y", "greater"))
+    )
+    assert len(load_claims(written(tmp_path, f"comparisons:\n{''.join(entries)}")).comparisons) == 2
 
 
 def test_claims_are_found_in_a_folder_and_two_files_are_refused(tmp_path):

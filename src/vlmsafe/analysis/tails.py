@@ -63,7 +63,7 @@ DISTANCES = (
 
 
 def distance_of(tables: Sequence[pl.DataFrame]) -> Distance | None:
-    """The first distance that all these evaluation tables have without gaps and with a sum above 0; None without one."""
+    """The first distance that all these evaluation tables have without gaps, with a sum above 0; None without one."""
     for distance in DISTANCES:
         if tables and all(_covers(table, distance.column) for table in tables):
             return distance

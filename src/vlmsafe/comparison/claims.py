@@ -233,16 +233,18 @@ def _check_margin(claim: Claim, source: str) -> None:
 
 def _refuse_contradictions(claims: Sequence[Claim], source: str) -> None:
     """Refuse claims that cannot both be true, and joint claims that are not joint."""
-    towards: dict[tuple[str, ...], int] = {}
+    towards: dict[tuple[str, ...], list[tuple[str | None, int]]] = {}
     for claim in claims:
         sign = {"less": -1, "greater": 1}.get(claim.sides, 0)
         if not sign or not claim.tested:
             continue
         swapped = claim.first > claim.second
         names = (claim.second, claim.first) if swapped else (claim.first, claim.second)
-        key = (*names, claim.env or "", claim.outcome, claim.source, claim.window)
         sign = -sign if swapped else sign
-        if towards.setdefault(key, sign) != sign:
+        others = towards.setdefault((*names, claim.outcome, claim.source, claim.window), [])
+        same_env = [other for env, other in others if env is None or claim.env is None or env == claim.env]
+        others.append((claim.env, sign))
+        if -sign in same_env:
             raise InputError(
                 f"{source}: two claims on {claim.outcome} of {claim} contradict each other; one of them says less, the "
                 "other greater. Claim one of them, or 'sides: two-sided'"
@@ -251,6 +253,13 @@ def _refuse_contradictions(claims: Sequence[Claim], source: str) -> None:
         own = [claim for claim in claims if claim.joint == name]
         if len(own) < 2:
             raise InputError(f"{source}: the joint claim '{name}' has one part; expected two or more, or no 'joint'")
+        envs = [claim.env for claim in own]
+        alone = [env for env in ([None] if None in envs else envs) if envs.count(env) < 2]
+        if alone:
+            raise InputError(
+                f"{source}: the joint claim '{name}' has one part on {alone[0] or 'every environment'}; a joint claim "
+                "holds on one environment at a time, so give all its parts the same 'env', or none of them"
+            )
         if len({claim.alpha for claim in own}) > 1:
             raise InputError(f"{source}: the parts of the joint claim '{name}' have different levels; give one alpha")
         if any(not claim.tested for claim in own):
