@@ -3,6 +3,7 @@
 import pytest
 
 from vlmsafe.comparison.claims import Claim, Claims, find_claims, load_claims
+from vlmsafe.comparison.comparisons import claims_with_runs
 from vlmsafe.errors import InputError
 
 
@@ -106,3 +107,16 @@ def test_claims_are_found_in_a_folder_and_two_files_are_refused(tmp_path):
     assert find_claims(folders[:2]) == Claims()
     with pytest.raises(InputError, match=r"several claims: .*one.*two"):
         find_claims(folders)
+
+
+def test_a_joint_claim_waits_until_all_its_parts_have_runs():
+    parts = Claim("a", "b", sides="less", joint="both"), Claim("a", "c", sides="less", joint="both")
+    claims = Claims((*parts, Claim("a", "b", outcome="violation")))
+    there = dict.fromkeys([("easy", "a"), ("easy", "b")])
+    kept, lines = claims_with_runs(claims, there)
+    assert kept.comparisons == claims.comparisons[2:]
+    assert lines == [
+        "no runs yet for the comparison 'a' against 'c'",
+        "the joint claim 'both' waits for runs of all its parts",
+    ]
+    assert claims_with_runs(claims, {**there, ("easy", "c"): None}) == (claims, [])
