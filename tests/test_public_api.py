@@ -111,7 +111,7 @@ def test_a_study_runs_and_is_reported_and_audited_from_python(tmp_path, monkeypa
     events = []
     folder = vlmsafe.run_study("tiny.yaml", on_event=events.append)
     assert folder == Path("runs/tiny")
-    assert [event.what for event in events] == ["began", "ended"] * 2
+    assert [event.what for event in events] == ["frozen", *["began", "ended"] * 2]
     written = vlmsafe.report(folder)
     assert written.page == folder / "report.html"
     assert written.page.stat().st_size > 10_000

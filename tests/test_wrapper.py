@@ -1,5 +1,7 @@
 """The wrapper for other trainers does to a step what training does to an epoch."""
 
+import time
+
 import gymnasium
 import numpy as np
 import pytest
@@ -8,10 +10,14 @@ from gymnasium.utils.env_checker import check_env
 
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
-from vlmsafe.signals.gate import Gate
+from vlmsafe.signals.gate import GATES, Gate
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.rules import apply_rule
-from vlmsafe.signals.shaping import due, hold, reward_bonus
+from vlmsafe.signals.rules import Scores, apply_rule
+from vlmsafe.signals.service.client import ServiceScorer
+from vlmsafe.signals.service.server import Server
+from vlmsafe.signals.service.sockets import listen
+from vlmsafe.signals.service.spec import Address
+from vlmsafe.signals.shaping import Signals, cost_bonus, due, hold, reward_bonus
 from vlmsafe.wrapper import SemanticSignals
 
 pytestmark = pytest.mark.slow
@@ -116,6 +122,9 @@ def test_calibration_sets_the_gate():
         ({"every": 0}, "every is 0"),
         ({"every": 2.5}, "every is 2.5; it must be a whole number"),
         ({"reward_weight": float("nan")}, "reward_weight is nan"),
+        ({"cost_weight": -1.0}, "cost_weight is -1.0; it must be finite and 0 or greater"),
+        ({"cost_weight": 0.5, "reference": 1.5}, "reference is 1.5; it must lie between 0 and 1"),
+        ({"service": "unix:/nowhere"}, "service is for a scorer by name"),
         ({"gate": None}, "gate is None; expected off"),
         ({"gate": Gate}, "gate is <class"),
         ({"scorer": FrameScorer}, "scorer is <class .* expected a scorer's name or a Scorer"),
@@ -179,3 +188,103 @@ def test_a_scorer_of_two_frames_sees_the_one_four_steps_before_and_nothing_of_ot
             earlier = frames[step - 5] if step > 4 else frames[-1]
             (positive, negative), *_ = scorer.score(np.concatenate([earlier, frames[-1]], axis=-1)[None])
             assert info["margin"] == pytest.approx(float(positive) - float(negative))
+
+
+class Uncopied(FrameScorer):
+    """Stands for a model, or for a connection to a service."""
+
+    def __deepcopy__(self, memo):
+        raise AssertionError("a model was copied")
+
+
+def test_wrappers_share_a_scorer_object_and_copy_it_never():
+    scorer = Uncopied(PROMPTS)
+    bare = gymnasium.make("Pendulum-v1", render_mode="rgb_array")
+    envs = [SemanticSignals(bare, scorer), SemanticSignals(bare, scorer, every=2)]
+    assert all(env.scorer is scorer for env in envs)
+    outer = gymnasium.wrappers.TimeLimit(envs[0], 5)
+    kwargs = [wrapper.kwargs for wrapper in outer.spec.additional_wrappers if wrapper.name == "SemanticSignals"]
+    assert [one["scorer"] for one in kwargs] == [scorer]
+
+
+def test_the_cost_route_adds_what_training_adds_and_leaves_the_cost_alone():
+    env = make(every=3, cost_weight=0.5, reference=0.55, gate="prior-symmetric")
+    steps = [info for _, info in episode(env)]
+    assert [info["shaped_cost"] for info in steps] == [info["cost"] + info["cost_bonus"] for info in steps]
+    scores = Scores(*(np.array([info.get(name, np.nan) for info in steps]) for name in
+                      ("positive_score", "negative_score", "margin")))  # fmt: skip
+    kappa = np.array([info["kappa"] for info in steps])
+    signals = Signals(scores.positive, scores.negative, kappa, scores.margin, np.ones(len(steps), bool))
+    expected = cost_bonus(signals, 0.5, 0.55)
+    np.testing.assert_allclose([info["cost_bonus"] for info in steps], expected)
+    assert expected[:2].tolist() == [0.0, 0.0], "nothing is scored yet"
+    assert expected.max() > 0.0
+    assert steps[-1]["signal_episode"]["cost_bonus"] == pytest.approx(expected.sum())
+    assert "shaped_cost" not in episode(make())[0][1]
+
+
+def test_calibration_sets_the_reference_unless_one_was_given():
+    env = make(cost_weight=0.5)
+    with pytest.raises(InputError, match=r"pass reference, or call calibrate\(\) first"):
+        episode(env)
+    calibration = env.calibrate(frames=30, episodes=6)
+    assert env.reference == calibration.negative_median
+    assert "shaped_cost" in episode(env)[0][1]
+    given = make(cost_weight=0.5, reference=0.25)
+    given.calibrate(frames=30, episodes=6)
+    assert given.reference == 0.25
+
+
+def test_an_environment_without_a_cost_has_no_cost_route():
+    env = SemanticSignals(gymnasium.make("CartPole-v1"), "constant:1,0", cost_weight=0.5, reference=0.5)
+    env.reset(seed=0)
+    with pytest.raises(InputError, match=r"info\['cost'\], and this environment's info has none"):
+        env.step(0)
+
+
+class SixValues(gymnasium.Wrapper):
+    """Steps as Safety-Gymnasium does, with the cost after the reward."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, 0.0, terminated, truncated, info
+
+
+def test_an_environment_with_other_values_per_step_is_told_what_is_expected():
+    env = SemanticSignals(SixValues(gymnasium.make("CartPole-v1")), "constant:1,0")
+    env.reset(seed=0)
+    message = r"step\(\) gave 6 values; expected the five of Gymnasium: .*SafetyGymnasium2Gymnasium"
+    with pytest.raises(InputError, match=message):
+        env.step(0)
+    with pytest.raises(InputError, match="gave 6 values"):
+        env.calibrate(frames=10)
+
+
+def test_an_auto_gate_is_the_scorers_own():
+    class Answering(FrameScorer):
+        gate = "probability"
+
+    class Careful(FrameScorer):
+        gate = "calibrated"
+
+    gates = [make(scorer=kind(PROMPTS)).gate for kind in (FrameScorer, Answering, Careful)]
+    assert gates == [GATES["prior-symmetric"], GATES["probability"], GATES["off"]]
+
+
+def test_a_wrapper_asks_a_scoring_service_and_hangs_up_when_it_is_closed(tmp_path):
+    address = Address("unix", str(tmp_path / "scorer"))
+    listener, clean_up = listen(address)
+    server = Server(listener)
+    try:
+        private = episode(make(scorer="python:frame_scorer:FrameScorer", prompts=PROMPTS))
+        env = make(scorer="python:frame_scorer:FrameScorer", prompts=PROMPTS, service=str(address), service_wait=5.0)
+        assert isinstance(env.scorer, ServiceScorer)
+        assert [reward for reward, _ in episode(env)] == [reward for reward, _ in private]
+        env.close()
+        until = time.monotonic() + 5.0
+        while server.clients and time.monotonic() < until:
+            time.sleep(0.01)
+        assert server.clients == 0
+    finally:
+        server.stop()
+        clean_up()

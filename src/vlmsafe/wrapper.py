@@ -3,7 +3,8 @@
     env = SemanticSignals(gymnasium.make("CarRacing-v3", render_mode="rgb_array"), "clip", "my-prompts.yaml")
 
 The reward becomes r + lambda_r kappa r_vlm. `info` holds the environment's own reward, the bonus and the
-scores. Unlike `vlmsafe train`, which scores in batches, a wrapper scores within each step.
+scores. With `cost_weight` it also has a cost to which the negative score is added, for trainers with a constraint.
+Unlike `vlmsafe train`, which scores in batches, a wrapper scores within each step.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.frame_stack import FrameStack
 from vlmsafe.signals.gate import GATES, AnyGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
-from vlmsafe.signals.rules import Scores, apply_rule
-from vlmsafe.signals.scorers.api import Precision, Rule, Scorer, check_scorer, score_checked
+from vlmsafe.signals.rules import ClgWeights, Scores, apply_rule
+from vlmsafe.signals.scorers.api import GateKind, Precision, Rule, Scorer, check_scorer, score_checked
 from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 from vlmsafe.signals.shaping import due
 
@@ -40,6 +41,9 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
     `negative_score` and `kappa`, and `scored`, which says whether this step was scored. Before an episode's first score
     the three are (0, 0, 1). From the first score on there is also `margin`. The last step's `info["signal_episode"]`
     has the episode's sums and means.
+
+    With `cost_weight`, `info` also gains `cost_bonus` and `shaped_cost`, which is the environment's `info["cost"]` plus
+    cost_weight kappa (c_vlm - reference)+. `info["cost"]` itself is never changed: report that one.
 
     >>> env = SemanticSignals(gymnasium.make("CartPole-v1"), "constant:1,0", every=1)
     >>> observation, info = env.reset(seed=0)
@@ -57,35 +61,57 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         every: int = 4,
         *,
         reward_weight: float = 0.1,
+        cost_weight: float = 0.0,
+        reference: float | None = None,
         rule: Rule = "decoupled",
+        clg_weights: ClgWeights = "half",
         device: str = "auto",
         precision: Precision | None = None,
+        service: str = "",
+        service_wait: float = 120.0,
         seed: int = 0,
     ) -> None:
-        """`scorer` and `prompts` are names as on the command line, or objects. `precision` is by default the scorer's
-        own, and `seed` is for scorers that use random numbers.
+        """`scorer` and `prompts` are names as on the command line, or objects; several wrappers may share a scorer
+        object. `precision` is by default the scorer's own, and `seed` is for scorers that use random numbers.
 
-        The gate "auto" is prior-symmetric. For the scorer "embedded" it is off until `calibrate` sets it.
+        The gate "auto" is the scorer's own: prior-symmetric, or "probability" for "qwen2-vl". For the scorer "embedded"
+        it is off until `calibrate` sets it. `reference` is the level above which the negative score counts; without it
+        `calibrate` must be called before an episode with a `cost_weight`. `service` is the address of a scoring service
+        (`vlmsafe serve`) that holds a scorer of frames; it may be away for `service_wait` seconds.
         """
         RecordConstructorArgs.__init__(
-            self, scorer=scorer, prompts=prompts, gate=gate, every=every, reward_weight=reward_weight, rule=rule,
-            device=device, precision=precision, seed=seed,
+            self, _disable_deepcopy=True, scorer=scorer, prompts=prompts, gate=gate, every=every,
+            reward_weight=reward_weight, cost_weight=cost_weight, reference=reference, rule=rule,
+            clg_weights=clg_weights, device=device, precision=precision, service=service, service_wait=service_wait,
+            seed=seed,
         )  # fmt: skip
+        self._saved_kwargs = _Shared(self._saved_kwargs)
         gymnasium.Wrapper.__init__(self, env)
         if not isinstance(every, int) or every < 1:
             raise InputError(f"every is {every}; it must be a whole number of at least 1")
-        if not (math.isfinite(reward_weight) and reward_weight >= 0.0):
-            raise InputError(f"reward_weight is {reward_weight}; it must be finite and 0 or greater")
+        for name, weight in (("reward_weight", reward_weight), ("cost_weight", cost_weight)):
+            if not (math.isfinite(weight) and weight >= 0.0):
+                raise InputError(f"{name} is {weight}; it must be finite and 0 or greater")
+        if reference is not None and not 0.0 <= reference <= 1.0:
+            raise InputError(f"reference is {reference}; it must lie between 0 and 1")
         if gate not in ("auto", *GATES) and not isinstance(gate, AnyGate):
             raise InputError(
                 f"gate is {gate!r}; expected {', '.join(GATES)}, auto, or a Gate; for a calibrated one call calibrate()"
             )
         if not isinstance(scorer, Scorer | str):
             raise InputError(f"scorer is {scorer!r}; expected a scorer's name or a Scorer")
-        self.every, self.reward_weight, self.rule = every, reward_weight, rule
-        self.scorer = scorer if isinstance(scorer, Scorer) else self._load(scorer, prompts, device, precision, seed)
+        if service and isinstance(scorer, Scorer):
+            raise InputError("service is for a scorer by name; a scorer object is already loaded here, so drop service")
+        self.every, self.reward_weight, self.cost_weight = every, reward_weight, cost_weight
+        self.rule, self.clg_weights, self.reference = rule, clg_weights, reference
+        self._calibrates_reference = reference is None
+        self._owns_scorer = isinstance(scorer, str)
+        if isinstance(scorer, str):
+            options = {"device": device, "precision": precision, "service": service, "service_wait": service_wait}
+            scorer = self._load(scorer, prompts, seed, options)
+        self.scorer = scorer
         check_scorer(self.scorer)
-        self.gate: AnyGate = _gate(gate, self.scorer) if isinstance(gate, str) else gate
+        self.gate: AnyGate = _gate(gate, self.scorer.gate) if isinstance(gate, str) else gate
         for note in self.scorer.notes():
             warnings.warn(note, stacklevel=2)
         if rule not in self.scorer.rules:
@@ -101,21 +127,19 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         self._stack = FrameStack(self._frame, self.scorer.frames, every)
         self._begin_episode()
 
-    def _load(
-        self, name: str, prompts: PromptSet | str | Path | None, device: str, precision: Precision | None, seed: int
-    ) -> Scorer:
+    def _load(self, name: str, prompts: PromptSet | str | Path | None, seed: int, options: dict[str, Any]) -> Scorer:
         chosen = prompts if isinstance(prompts, PromptSet) else load_prompts(prompts) if prompts else None
         parsed = parse_scorer(name)
         observed = parsed.kind.looks_at == "observation"
         length = gymnasium.spaces.utils.flatdim(self.env.observation_space) if observed else 0
-        return make_scorer(parsed, chosen, device=device, precision=precision, observation=length, seed=(seed,))
+        return make_scorer(parsed, chosen, observation=length, seed=(seed,), **options)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._begin_episode()
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        observation, env_reward, terminated, truncated, info = self.env.step(action)
+        observation, env_reward, terminated, truncated, info = self._env_step(action)
         self._steps += 1
         inputs = self._input(observation, self._steps)
         if inputs is not None:
@@ -124,12 +148,33 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         bonus = self.reward_weight * self._now["kappa"] * self._now["positive_score"]
         self._count(reward, bonus, inputs is not None)
         info = {**info, **self._now, "env_reward": reward, "bonus": bonus, "scored": inputs is not None}
+        if self.cost_weight > 0.0:
+            info |= self._costs(info)
         if terminated or truncated:
             info["signal_episode"] = self._episode()
         return observation, reward + bonus, terminated, truncated, info
 
+    def close(self) -> None:
+        """Close the environment, and the connection to a scoring service."""
+        if self._owns_scorer:
+            self.scorer.close()
+        super().close()
+
+    def _env_step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        found: tuple[Any, ...] = self.env.step(action)
+        if len(found) != 5:
+            six = "; for one of Safety-Gymnasium use its wrapper SafetyGymnasium2Gymnasium first" * (len(found) == 6)
+            raise InputError(
+                f"the environment's step() gave {len(found)} values; expected the five of Gymnasium: observation, "
+                f"reward, terminated, truncated and info, with the cost as info['cost']{six}"
+            )
+        return found
+
     def calibrate(self, frames: int = 500, episodes: int = 5, *, target: float = 0.5, seed: int = 0) -> Calibration:
-        """Set the gate from frames of a random policy. Reset the environment before using it again."""
+        """Set the gate, and the reference unless one was given, from frames of a random policy.
+
+        Reset the environment before using it again.
+        """
         if episodes < 1 or frames < max(4, episodes):
             raise InputError(
                 f"frames is {frames} and episodes {episodes}; calibration needs at least 4 frames, and one per episode"
@@ -145,7 +190,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             )  # the first seed determines the later episodes
             step, finished = 0, False
             while not finished and (len(parts) - before < per_episode or episodes == 1):
-                observation, _, terminated, truncated, _ = self.env.step(self.env.action_space.sample())
+                observation, _, terminated, truncated, _ = self._env_step(self.env.action_space.sample())
                 step, finished = step + 1, bool(terminated or truncated)
                 if (inputs := self._input(observation, step)) is not None:
                     parts.append(self._score(inputs))
@@ -155,6 +200,8 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
                 raise InputError(f"20 episodes ended before step {self.every}, so no frame was taken; lower `every`")
         calibration = Calibration.of(Scores.join(parts, frames), episode_count, gate_target=target)
         self.gate = calibration.gate
+        if self._calibrates_reference:
+            self.reference = calibration.negative_median
         return calibration
 
     def _input(self, observation: Any, step: int) -> NDArray[Any] | None:
@@ -177,7 +224,8 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         return as_frame(own() if own is not None else self.env.render(), "the environment")
 
     def _score(self, inputs: NDArray[Any]) -> Scores:
-        return apply_rule(self.rule, score_checked(self.scorer, inputs), self.scorer.groups, self.scorer.bounds)
+        similarities = score_checked(self.scorer, inputs)
+        return apply_rule(self.rule, similarities, self.scorer.groups, self.scorer.bounds, self.clg_weights)
 
     def _refresh(self, inputs: NDArray[Any]) -> None:
         scores = self._score(inputs)
@@ -188,10 +236,24 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             "kappa": float(self.gate(scores)[0]),
         }
 
+    def _costs(self, info: dict[str, Any]) -> dict[str, float]:
+        """What the negative score adds to the cost of this step, as in training, and the sum."""
+        if self.reference is None:
+            raise InputError(
+                "cost_weight needs a level of the negative score: pass reference, or call calibrate() first"
+            )
+        if "cost" not in info:
+            raise InputError("cost_weight adds to info['cost'], and this environment's info has none; drop cost_weight")
+        excess = max(0.0, self._now["negative_score"] - self.reference) if "margin" in self._now else 0.0
+        bonus = self.cost_weight * self._now["kappa"] * excess
+        self._sums["cost_bonus"] += bonus
+        return {"cost_bonus": bonus, "shaped_cost": float(info["cost"]) + bonus}
+
     def _begin_episode(self) -> None:
         self._steps = 0
         self._now = {"positive_score": 0.0, "negative_score": 0.0, "kappa": 1.0}
-        self._sums = dict.fromkeys(("env_return", "bonus", "positive_score", "negative_score", "kappa", "scored"), 0.0)
+        names = ("env_return", "bonus", "cost_bonus", "positive_score", "negative_score", "kappa", "scored")
+        self._sums = dict.fromkeys(names, 0.0)
 
     def _count(self, reward: float, bonus: float, scored: bool) -> None:
         self._sums["env_return"] += reward
@@ -203,22 +265,30 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             self._sums["scored"] += 1
 
     def _episode(self) -> dict[str, float | None]:
-        """Return and bonus; means of the scores over all steps, and of kappa over scored steps, if any."""
+        """Return and bonuses; means of the scores over all steps, and of kappa over scored steps, if any."""
         sums = self._sums
         return {
             "env_return": sums["env_return"],
             "bonus": sums["bonus"],
+            "cost_bonus": sums["cost_bonus"],
             "positive_score": sums["positive_score"] / self._steps,
             "negative_score": sums["negative_score"] / self._steps,
             "kappa": sums["kappa"] / sums["scored"] if sums["scored"] else None,
         }
 
 
-def _gate(name: str, scorer: Scorer) -> AnyGate:
+class _Shared(dict[str, Any]):
+    """The arguments of a wrapper. Gymnasium copies them with an environment's spec, but a model must not be copied."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+        return _Shared(self)
+
+
+def _gate(name: str, own: GateKind) -> AnyGate:
     """A gate by name. A wrapper does not calibrate by itself, because that would run whole episodes."""
     if name != "auto":
         return GATES[name]
-    return GATES["off" if scorer.calibrated else "prior-symmetric"]
+    return GATES["off" if own == "calibrated" else own]
 
 
 def _frame_of(env: gymnasium.Env[Any, Any]) -> Callable[[], Any] | None:

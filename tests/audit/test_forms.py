@@ -80,7 +80,7 @@ def test_arms_with_signals_are_compared_with_their_nearest_too(design):
     folder = design / "metadrive-medium"
     shutil.copytree(folder / FIRST, folder / "other")
     for path in run_paths(design, "other"):
-        set_up_with(path, {"signal.every": 4, "signal.reward_weight": 0.3})
+        set_up_with(path, {"signal.every": 8, "signal.reward_weight": 0.3})
     found = [finding for finding in audit([design], resamples=100).findings if finding.code == "unmatched-arms"]
     assert [finding.where for finding in found] == [f"metadrive-medium: '{FIRST}' against 'other'"]
 

@@ -3,8 +3,9 @@
 import pytest
 
 from vlmsafe.cli import main
-from vlmsafe.config.methods import METHODS, check_method, config_from, differences, method_defaults
+from vlmsafe.config.methods import METHODS, check_method, config_from, config_from_yaml, differences, method_defaults
 from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.yaml import to_dict, to_yaml
 from vlmsafe.errors import InputError
 
 ARMS = {
@@ -95,6 +96,7 @@ def test_a_part_of_another_method_is_refused():
         ("vlm-ppo-lag", {"signal": {"reference": float("nan")}}, "reference is nan; it must lie between 0 and 1"),
         ("vlm-ppo-lag", {"signal": {"multiplier": {"budget": -5.0}}}, "budget is -5.0; it must lie between 0 and 1"),
         ("vlm-ppo-lag", {"signal": {"device": "foo"}}, "signal.device is 'foo'; expected auto, cpu"),
+        ("vlm-ppo-lag", {"signal": {"device": "mps"}}, "signal.device is 'mps'; expected auto, cpu"),
     ],
 )
 def test_a_signal_that_does_not_fit_its_method_is_refused(method, settings, message):
@@ -140,6 +142,65 @@ def test_a_gate_that_nobody_set_is_the_papers_with_clip_and_calibrated_with_the_
         assert resolved_gate(method, scorer=scorer) == "prior-symmetric"
 
 
+def resolved(env, method="vlm-ppo-lag-conf", **signal):
+    return config_from({"method": method, "env": env, "signal": signal}).resolved().signal
+
+
+def test_a_yes_no_model_has_its_own_gate_and_precision_in_every_method():
+    rule = {"scorer": "qwen2-vl"}
+    for method in ("qwen2-vl-conf", "vlm-ppo-lag-conf", "cpo-decoupled-conf"):
+        signal = resolved("speeding", method, **rule)
+        assert (signal.gate, signal.precision, signal.batch) == ("probability", "bfloat16", 16)
+    signal = resolved("speeding", **rule, gate="calibrated", precision="float32", batch=3)
+    assert (signal.gate, signal.precision, signal.batch) == ("calibrated", "float32", 3), "what was set stays"
+    for scorer in ("embedded", "clip", "oracle"):
+        signal = resolved("speeding", scorer=scorer)
+        assert (signal.precision, signal.batch) == ("float32", 64)
+
+
+@pytest.mark.parametrize(
+    ("env", "every"),
+    [
+        ("metadrive-easy", 4), ("metadrive-hard", 4), ("metadrive-easy:ends+mended", 4), ("bullet-car-reach", 4),
+        ("formula-one-l0", 1), ("formula-one-l2", 1), ("safety-gymnasium:SafetyRacecarFormulaOne2-v0", 1),
+        ("speeding", 1), ("braking", 1),
+    ],
+)  # fmt: skip
+def test_an_arm_by_name_scores_as_often_as_the_papers_on_each_environment(env, every):
+    open_ones = [
+        name for name, method in METHODS.items() if method.signal.scorer == "embedded" and not method.signal.every
+    ]
+    assert {"vlm-ppo-lag-conf", "vlm-ppo-lag", "cpo-coupled", "cpo-decoupled", "ppo-lag-decoupled"} <= set(open_ones)
+    assert {resolved(env, name).every for name in open_ones} == {every}
+    assert resolved(env, "vlm-ppo-lag-conf-calibrated").every == resolved(env, "vlm-ppo-lag-eta0").every == 4
+    assert resolved(env, "qwen2-vl-conf").every == 8
+    assert resolved(env, every=3).every == 3
+    assert resolved(env, "ppo-lag-rnd").every == resolved(env, "ppo-lag").every == 1
+
+
+def test_a_recorded_run_keeps_its_period(tmp_path):
+    """Runs of earlier versions scored every step on MetaDrive, and their configuration says so."""
+    config = config_from({"method": "vlm-ppo-lag-conf", "env": "metadrive-easy", "signal": {"every": 1}}).resolved()
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(to_dict(config)))
+    assert config_from_yaml(path).resolved() == config
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_resolved_settings_of_a_method_are_settings_of_that_method(method):
+    config = config_from({"method": method, "env": "metadrive-easy"}).resolved()
+    assert config.resolved() == config
+    again = config_from(to_dict(config))
+    check_method(again)
+    assert again == config
+
+
+def test_the_full_weights_of_the_contrasting_goal_are_for_its_rule_alone():
+    check_method(config_from({"method": "cpo-clg", "signal": {"clg_weights": "full"}}).resolved())
+    with pytest.raises(InputError, match=r"signal.clg_weights is set, but the method 'vlm-ppo-lag' has the rule"):
+        check_method(config_from({"method": "vlm-ppo-lag", "signal": {"clg_weights": "full"}}).resolved())
+
+
 @pytest.mark.parametrize("gate", ["off", "prior-symmetric", "calibrated"])
 @pytest.mark.parametrize("scorer", ["embedded", "clip"])
 def test_a_gate_that_was_set_stays(gate, scorer):
@@ -168,8 +229,14 @@ def test_the_listing_says_what_an_auto_gate_is_and_how_to_get_the_papers_arms(ca
     main(["methods"])
     listing = " ".join(capsys.readouterr().out.split())
     assert "--scorer clip gives them" in listing
-    assert "An auto gate is prior-symmetric with CLIP, as in the paper, and calibrated with embedded" in listing
+    assert "An auto gate is prior-symmetric with CLIP, as in the paper, calibrated with embedded" in listing
+    assert "How often a frame is scored follows the paper where a method does not say" in listing
+    assert "(4 on metadrive and bullet)" in listing
     main(["methods", "diff", "vlm-ppo-lag", "vlm-ppo-lag-conf"])
     assert "An auto gate is" in capsys.readouterr().out
+    main(["methods", "diff", "vlm-ppo-lag-conf", "vlm-ppo-lag-conf-calibrated"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "every 1 (4 on metadrive and bullet)" in said
+    assert "None" not in said
     main(["methods", "diff", "ppo", "ppo-lag"])
     assert "An auto gate is" not in capsys.readouterr().out

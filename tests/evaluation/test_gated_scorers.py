@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 import pytest
 from frame_scorer import FrameScorer
+from small_qwen import save_small_qwen
 
 from vlmsafe import train
 from vlmsafe.envs.registry import ENVS
@@ -71,6 +72,22 @@ def test_gates_that_are_not_calibrated(gated, kind, gate):
     config = dataclasses.replace(gated.config, signal=dataclasses.replace(gated.config.signal, gate=kind))
     plan = dataclasses.replace(plan, run=dataclasses.replace(gated, config=config))
     assert gated_scorers(plan, [], None)[""].gate == gate
+
+
+def test_a_scorer_that_is_not_the_runs_has_the_gate_and_the_precision_of_its_kind(gated, tmp_path):
+    save_small_qwen(tmp_path / "qwen")
+    found = gated_scorers(plan_of(gated), [f"qwen2-vl:{tmp_path / 'qwen'}"], "metadrive", device="cpu")[""]
+    assert found.gate == GATES["probability"]
+    assert found.scorer.describe()["precision"] == "bfloat16"
+
+
+def test_a_scorer_object_has_the_gate_that_suits_it(plain):
+    class Answering(FrameScorer):
+        gate = "probability"
+
+    table = trace(plain, Answering(load_prompts("metadrive")), episodes=1, every=5)
+    positive, negative = (table.filter("scored")[name].to_numpy() for name in ("positive", "negative"))
+    np.testing.assert_allclose(table["kappa"].drop_nulls(), np.abs(2 * positive / (positive + negative) - 1))
 
 
 def test_a_run_without_a_signal_is_looked_at_by_embedded_with_the_environments_prompts(plain):

@@ -13,7 +13,7 @@ import pytest
 from vlmsafe import evaluate, train
 from vlmsafe.errors import RunError
 from vlmsafe.evaluation.protocols import PROTOCOLS, Protocol
-from vlmsafe.evaluation.resume import SavedTask, UnfinishedEvaluation
+from vlmsafe.evaluation.resume import SavedTask, UnfinishedEvaluation, UnfinishedTable
 from vlmsafe.runs.checkpoint import path_of
 from vlmsafe.runs.run import Run
 
@@ -208,3 +208,11 @@ def test_an_attempt_leaves_a_folder_only_if_an_episode_is_finished(tmp_path, fin
         if finished:
             (unfinished.path / "00000-00000.json").write_text("[]")
     assert unfinished.path.exists() == finished
+
+
+def test_a_name_with_the_characters_of_a_glob_stands_for_itself(tmp_path):
+    unfinished = UnfinishedTable(tmp_path / "held[1]*.parquet", {})
+    own, foreign = tmp_path / "held[1]*.partial-older", tmp_path / "held1-out.partial-older"
+    for folder in (own, foreign):
+        folder.mkdir()
+    assert unfinished.others() == [own]

@@ -46,6 +46,15 @@ def test_run_without_a_trace_or_without_frames_is_told_the_command_that_makes_it
         open_trace(lone).pictures()
 
 
+def test_a_file_whose_name_has_the_characters_of_a_glob_is_that_file_alone(tmp_path):
+    write_recorded(tmp_path, "held1")
+    odd = write_recorded(tmp_path, "held[1]*?")
+    trace = open_trace(odd)
+    assert trace.path == odd
+    assert set(trace.steps["protocol"]) == {"held[1]*?"}
+    assert len(trace.pictures()) == trace.steps["scored"].sum()
+
+
 def test_what_is_no_trace_is_refused(tmp_path):
     path = write_recorded(tmp_path)
     with pytest.raises(InputError, match="is no trace: it has no column 'scenario'; it holds the frames of one"):

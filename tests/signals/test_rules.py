@@ -63,6 +63,16 @@ def test_the_margin_does_not_depend_on_the_rule(batch):
         np.testing.assert_array_equal(margin, margins[0])
 
 
+@given(batches())
+def test_the_contrasting_goal_has_weights_of_one_half_or_one(batch):
+    similarities, (p, _) = batch
+    u_plus, u_minus = similarities[:, :p].astype(float).mean(axis=1), similarities[:, p:].astype(float).mean(axis=1)
+    for weights, weight in (("half", 0.5), ("full", 1.0)):
+        scores = apply_rule("clg", similarities, batch[1], clg_weights=weights)
+        np.testing.assert_allclose(scores.positive, (weight * u_plus - weight * u_minus + 1) / 2, atol=1e-12)
+        np.testing.assert_array_equal(scores.negative, apply_rule("decoupled", *batch).negative)
+
+
 def test_bonuses_are_of_the_size_the_paper_logs():
     """Over 1000 steps with lambda_r = 0.1: about 63.5 decoupled, 50.5 CLG, 21 coupled.
 

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from vlmsafe.cli.terminal import NARROW, NoOptions, PathText, err, listing, out, parse
-from vlmsafe.config.methods import METHODS, differences
+from vlmsafe.config.methods import METHODS, differences, period_in_words
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError, RunError
 
@@ -115,7 +115,8 @@ class MethodsCommand:
 
 
 _AUTO_GATE = (
-    "An auto gate is prior-symmetric with CLIP, as in the paper, and calibrated with embedded; --signal.gate sets it."
+    "An auto gate is prior-symmetric with CLIP, as in the paper, calibrated with embedded, and probability with "
+    "qwen2-vl; --signal.gate sets it."
 )
 
 
@@ -131,6 +132,7 @@ def methods_verb(argv: list[str]) -> None:
         table.add_row(method.name, method.paper, method.summary, method.composition())
     out.print(table)
     out.print(f"The paper's arms have CLIP where this says embedded: --scorer clip gives them. {_AUTO_GATE}")
+    out.print("How often a frame is scored follows the paper where a method does not say; --signal.every sets it.")
 
 
 def _methods_diff(one: str, other: str) -> None:
@@ -140,6 +142,7 @@ def _methods_diff(one: str, other: str) -> None:
         return
     table = listing("setting", one, other)
     for key, (a, b) in changed.items():
+        a, b = (period_in_words(value) if key == "signal.every" else value for value in (a, b))
         table.add_row(key, str(a), str(b))
     out.print(table)
     if "auto" in changed.get("signal.gate", ()):

@@ -48,8 +48,8 @@ class PromptsCommand:
     """bench: seed of the resamples."""
     scorer_device: str = "auto"
     """bench: where the model runs: cpu, cuda, ...; 'auto' takes a GPU where there is one."""
-    batch: int = 64
-    """bench: frames scored at a time."""
+    batch: int | None = None
+    """bench: frames scored at a time; by default the scorer's own number."""
     json: bool = False
     """bench: print JSON for programs instead of tables."""
     out: Path | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +19,18 @@ class ServeCommand:
     """
 
     socket: Path | None = None
-    """Path of a Unix socket to listen at, which only its owner can use; runs say --signal.service unix:PATH."""
+    """Path of a Unix socket to listen at, which only its owner can use; runs say --signal.service unix:PATH. By default
+    it is vlmsafe/scorer in $XDG_RUNTIME_DIR, or in a directory of yours for temporary files."""
     tcp: str | None = None
-    """HOST:PORT to listen at instead; runs say --signal.service tcp:HOST:PORT. Clients are not authenticated."""
+    """HOST:PORT to listen at instead; runs say --signal.service tcp:HOST:PORT. Clients show the
+    token that the environment variable VLMSAFE_SERVICE_TOKEN has here and there."""
     anywhere: bool = False
     """Also listen where other machines can reach it."""
     threads: int | None = None
     """Cores for models that run on the processor; by default PyTorch's choice. A block is computed with as many as its
     run has, and as many blocks at a time as there are cores for."""
+    idle_seconds: float = 600.0
+    """How long a model stays in memory that no run uses."""
     clients: int = 256
     """How many runs may be connected at a time."""
     python_scorers: bool | None = None
@@ -34,22 +39,26 @@ class ServeCommand:
 
 def serve_verb(argv: list[str]) -> None:
     command = parse(ServeCommand, argv, "serve")
-    if (command.socket is None) == (command.tcp is None):
-        raise InputError("say where to listen: --socket PATH, or --tcp HOST:PORT")
+    if command.socket is not None and command.tcp is not None:
+        raise InputError("a service listens at one place: pass --socket PATH, or --tcp HOST:PORT")
+    if not (math.isfinite(command.idle_seconds) and command.idle_seconds >= 0.0):
+        raise InputError(f"idle_seconds is {command.idle_seconds}; it must be finite and 0 or greater")
     for name in ("clients", "threads"):
         if (value := getattr(command, name)) is not None and value < 1:
             raise InputError(f"{name} is {value}; it must be at least 1")
 
+    from vlmsafe.signals.service.sockets import user_directory
     from vlmsafe.signals.service.spec import parse_address
 
-    address = parse_address(f"unix:{command.socket}" if command.socket is not None else f"tcp:{command.tcp}").absolute
+    path = user_directory() / "scorer" if command.socket is None and command.tcp is None else command.socket
+    address = parse_address(f"tcp:{command.tcp}" if path is None else f"unix:{path}").absolute
 
     from vlmsafe.signals.service.engine import Engine
     from vlmsafe.signals.service.server import serve
 
     serve(
         address,
-        engine=Engine(cores=command.threads or 0),
+        engine=Engine(cores=command.threads or 0, idle_seconds=command.idle_seconds),
         anywhere=command.anywhere,
         python=command.python_scorers,
         clients=command.clients,

@@ -47,10 +47,10 @@ class TraceCommand:
     """Draw the simulator's cost indicators into frames, or leave them out; by default as the run had them."""
     scorer_device: str = "auto"
     """Where the model runs: cpu, cuda, ...; 'auto' takes a GPU where there is one."""
-    batch: int = 64
-    """Frames scored at a time."""
+    batch: int | None = None
+    """Frames scored at a time; by default the scorer's own number."""
     service: str = ""
-    """Address of a scoring service that holds the models, such as unix:/tmp/scorer; by default they are loaded here."""
+    """Address of a scoring service, as `vlmsafe serve` prints it; by default the models are loaded here."""
     processes: int | None = None
     """Simulators at a time; by default one per core."""
     allow_untrained: bool = False

@@ -158,6 +158,8 @@ def interval_of(claim: Claim, first: Values, second: Values) -> Interval | None:
     if min(len(first), len(second)) < 2:
         return None
     a, b = _arrays(first, second)
+    if np.ptp(a) == 0.0 and np.ptp(b) == 0.0:
+        return None
     sided = one_sided(claim)
     level = 1.0 - claim.alpha * (2.0 if sided else 1.0)
     if claim.test == "bootstrap":

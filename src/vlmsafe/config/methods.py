@@ -1,7 +1,9 @@
 """The methods by name: every arm of the paper's study, as one readable table.
 
 A method is a composition of five choices: the learner, the signal and its scoring rule, the gate, the term in the
-multiplier, and the run settings in which published arms differ (passes, lambda_0, how often a frame is scored). Two
+multiplier, and the run settings in which published arms differ (passes, lambda_0, how often a frame is scored). Where
+an entry does not say how often, it is the environment that does: the paper scores every fourth step on MetaDrive and
+Bullet, and on FormulaOne every step unless an arm says otherwise. Two
 methods that are compared should differ only in what the comparison is about; `differences` lists what they differ in.
 
 Where the paper's arm has CLIP, the default scorer is `embedded`, which needs no download. `--scorer clip` gives the
@@ -18,8 +20,10 @@ from typing import Any
 from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
 from vlmsafe.config.names import full_names
 from vlmsafe.config.recipes import recipe_settings, shipped_recipes
-from vlmsafe.config.settings import PLACE, SignalConfig, TrainConfig
+from vlmsafe.config.settings import PLACE, SignalConfig, TrainConfig, resolved_signal
 from vlmsafe.config.yaml import flatten, from_dict, read_yaml, to_dict
+from vlmsafe.envs.api import EnvSpec
+from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError, unknown_name
 
 
@@ -44,8 +48,24 @@ class Method:
             parts.append(f"{multiplier.kind} from {multiplier.initial:g}{term}")
         if signal.scorer != "none":
             gate = "" if signal.gate == "off" else f", {signal.gate} gate"
-            parts.append(f"{signal.scorer} {signal.rule}, every {signal.every}{gate}")
+            parts.append(f"{signal.scorer} {signal.rule}, {period_in_words(signal.every)}{gate}")
         return "; ".join(parts)
+
+
+def period_in_words(every: int | None) -> str:
+    """How often a method scores; None where the environment says it.
+
+    >>> period_in_words(8), period_in_words(None)
+    ('every 8', 'every 1 (4 on metadrive and bullet)')
+    """
+    if every is not None:
+        return f"every {every}"
+    others: dict[int, dict[str, None]] = {}
+    for spec in ENVS.values():
+        if spec.score_every != EnvSpec.score_every:
+            others.setdefault(spec.score_every, {})[spec.name.partition("-")[0]] = None
+    elsewhere = "; ".join(f"{period} on {' and '.join(worlds)}" for period, worlds in others.items())
+    return f"every {EnvSpec.score_every} ({elsewhere})"
 
 
 _NO_MULTIPLIER = MultiplierConfig(kind="none")
@@ -123,7 +143,7 @@ METHODS: dict[str, Method] = {
         Method("cpo-coupled", "CPO-Coupled", "CPO, joint softmax over all prompts", _CPO, _NO_MULTIPLIER, _COUPLED),
         Method("cpo-decoupled", "CPO-Decoupled", "CPO, separate prompt groups", _CPO, _NO_MULTIPLIER, _DECOUPLED),
         Method("cpo-decoupled-conf", "CPO-Decoupled+Conf", "the same with the gate", _CPO, _NO_MULTIPLIER, _CONF),
-        Method("ppo-lag-decoupled", "PPOLag-Decoupled", "bonus only, every frame", _PPO_LAG, _MATCHED, _DECOUPLED),
+        Method("ppo-lag-decoupled", "PPOLag-Decoupled", "bonus only", _PPO_LAG, _MATCHED, _DECOUPLED),
         # The proposed method and its parts.
         Method("vlm-ppo-lag", "VLMPPOLag", "bonus and multiplier term, no gate", _PPO_LAG, _ETA_2, _DECOUPLED),
         Method(
@@ -132,7 +152,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             "vlm-ppo-lag-conf", "VLMPPOLag+Conf (prior-symmetric)",
-            "the full method; every frame as on FormulaOne (--signal.every 4 as on MetaDrive and Bullet)",
+            "the full method; every frame on FormulaOne, every fourth on MetaDrive and Bullet",
             _PPO_LAG, _ETA_2, _CONF,
         ),
         Method(
@@ -143,15 +163,12 @@ METHODS: dict[str, Method] = {
         # Substitutions of the signal.
         Method(
             "ppo-lag-rnd", "PPOLag-RND", "novelty in the multiplier, no bonus, no gate",
-            _PPO_LAG, _ETA_2, SignalConfig(scorer="rnd", rule="novelty"),
+            _PPO_LAG, _ETA_2, SignalConfig(scorer="rnd", rule="novelty", every=1),
         ),
         Method(
             "qwen2-vl-conf", "Qwen2-VL+Conf", "Qwen2-VL's yes/no probabilities with their own gate, every eighth frame",
             _PPO_LAG, _ETA_2,
-            SignalConfig(
-                scorer="qwen2-vl", rule="yes-no", gate="probability", every=8, reward_weight=0.1,
-                precision="bfloat16", batch=16,
-            ),
+            SignalConfig(scorer="qwen2-vl", rule="yes-no", gate="probability", every=8, reward_weight=0.1),
         ),
     )
 }  # fmt: skip
@@ -270,8 +287,11 @@ def _check_signal(config: TrainConfig, chosen: Method) -> None:
     """A method with a signal takes any scorer in place of its own; one without takes none."""
     signal, learner = config.signal, config.learner.algorithm
     if chosen.signal.scorer == "none":
-        plain, given = flatten(to_dict(SignalConfig())), flatten(to_dict(signal))
-        used = [f"signal.{name}" for name in given if given[name] != plain[name] and f"signal.{name}" not in PLACE]
+        # A run's own configuration names what was left open.
+        plain = [flatten(to_dict(one)) for one in (SignalConfig(), resolved_signal(SignalConfig(), config.spec))]
+        given = flatten(to_dict(signal)).items()
+        used = [f"signal.{name}" for name, value in given if all(value != one[name] for one in plain)]
+        used = [name for name in used if name not in PLACE]
         used += ["multiplier.signal_weight"] if config.multiplier.signal_weight > 0.0 else []
         if used:
             with_signal = ", ".join(name for name, m in METHODS.items() if m.signal.scorer != "none")
@@ -283,6 +303,11 @@ def _check_signal(config: TrainConfig, chosen: Method) -> None:
         raise InputError(f"signal.scorer is 'none', but the method '{config.method}' has a signal; choose a scorer")
     if signal.cost_weight > 0.0 and learner == "ppo":
         raise InputError("vlm_cost_weight adds to what the cost critic sees, and PPO has none; choose another --method")
+    if signal.clg_weights != "half" and signal.rule != "clg":
+        raise InputError(
+            f"signal.clg_weights is set, but the method '{config.method}' has the rule '{signal.rule}'; drop it, or "
+            "choose a method with the rule 'clg'"
+        )
     if signal.rule == "novelty" and signal.reward_weight > 0.0:
         raise InputError("signal.reward_weight is set, but novelty has no positive score for a bonus; drop it")
     if config.multiplier.signal_weight > 0.0 and config.multiplier.kind == "none":

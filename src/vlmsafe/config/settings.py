@@ -33,7 +33,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.kernels import Kernels
 from vlmsafe.numerics.normaliser import CLIP
 from vlmsafe.signals.prompts import shipped_prompts
-from vlmsafe.signals.scorers.registry import parse_scorer
+from vlmsafe.signals.scorers.api import Precision
+from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 from vlmsafe.signals.service.spec import parse_address
 
 PLACE = frozenset({"signal.service", "signal.service_wait"})
@@ -45,7 +46,7 @@ DRIVER = "driver:"
 _SHORTEST_EPOCH = 20
 """The least number of steps in an epoch that an error message proposes."""
 
-_DEVICES = Pattern(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
+_DEVICES = Pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,12 @@ class SignalConfig:
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
     """How similarities become a positive and a negative score."""
     gate: Literal["off", "auto", "prior-symmetric", "calibrated", "probability"] = "off"
-    """Confidence gate kappa on the reward bonus; 'auto' is calibrated for the scorer embedded, else prior-symmetric."""
-    every: PositiveInt = 1
-    """Steps between two scored frames, k_clip."""
+    """Confidence gate kappa on the reward bonus; 'auto' is the scorer's own: calibrated for embedded, probability for
+    qwen2-vl, else prior-symmetric."""
+    every: PositiveInt | None = None
+    """Steps between two scored frames, k_clip; by default the paper's: 4 on MetaDrive and Bullet, else 1."""
+    clg_weights: Literal["half", "full"] = "half"
+    """Weights of both similarities in the rule clg: one half each, or one each, which is the other reading."""
     reward_weight: NonNegative = 0.0
     """Weight of the gated positive score in the reward, lambda_r."""
     cost_weight: Annotated[NonNegative, tyro.conf.arg(aliases=("--vlm-cost-weight",))] = 0.0
@@ -102,18 +106,24 @@ class SignalConfig:
     """Whether frames are scored in batches while collection goes on, or each before the next step."""
     device: Annotated[str, _DEVICES, tyro.conf.arg(aliases=("--scorer-device",))] = "auto"
     """Where the model runs: cpu, cuda, cuda:1, ...; 'auto' takes a GPU where there is one."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Number format of the model."""
+    precision: Precision | None = None
+    """Number format of the model; by default the scorer's own: bfloat16 for qwen2-vl, else float32."""
     compile: bool = False
     """Whether the model is compiled first: slow to start, faster on a GPU."""
-    batch: PositiveInt = 64
-    """Frames scored at a time."""
+    batch: PositiveInt | None = None
+    """Frames scored at a time; by default the scorer's own number: 16 for qwen2-vl, else 64."""
     service: str = ""
     """Address of a scoring service (`vlmsafe serve`) that holds the model; by default the run loads it."""
     service_wait: NonNegative = 120.0
     """Seconds to wait for a service that is away before the run stops, to be resumed later."""
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     multiplier: SignalMultiplierConfig = field(default_factory=SignalMultiplierConfig)
+
+    @property
+    def period(self) -> int:
+        """Steps between two scored frames, of settings that are resolved."""
+        assert self.every is not None
+        return self.every
 
     @property
     def needs_reference(self) -> bool:
@@ -271,7 +281,7 @@ class TrainConfig:
             frame_indicators=bool(spec.indicators) or self.frame_indicators,
             run_dir=self.run_dir or default_run_dir(self),
             init_from=None if self.init_from is None else self._source(self.init_from),
-            signal=_resolved_signal(self.signal, spec),
+            signal=resolved_signal(self.signal, spec),
         )
         problems = list(_problems(config))
         if problems:
@@ -279,8 +289,15 @@ class TrainConfig:
         return config
 
 
-def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
-    """The signal with its model, its prompts, its gate and the size of its calibration buffer named."""
+def resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
+    """The signal with its model, its prompts, its gate, its period and the size of its calibration buffer named."""
+    kind = kind_of(signal.scorer)
+    signal = dataclasses.replace(
+        signal,
+        every=_default_period(signal, spec) if signal.every is None else signal.every,
+        precision=signal.precision or kind.precision,
+        batch=kind.batch if signal.batch is None else signal.batch,
+    )
     if signal.scorer == "none":
         return signal
     scorer = parse_scorer(signal.scorer)
@@ -301,6 +318,10 @@ def _resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
         service=str(parse_address(signal.service).absolute) if signal.service else "",
         calibration=dataclasses.replace(signal.calibration, frames=frames),
     )
+
+
+def _default_period(signal: SignalConfig, spec: EnvSpec) -> int:
+    return 1 if signal.scorer == "none" else spec.score_every
 
 
 def default_run_dir(config: TrainConfig) -> Path:

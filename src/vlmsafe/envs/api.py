@@ -199,6 +199,8 @@ class EnvSpec:
     """Return below which an episode without cost achieved nothing; None where no such return is known."""
     prompts: str | None = None
     """Name of the prompt set that describes this environment."""
+    score_every: int = 1
+    """Steps between two scored frames where neither the method nor the user says: the paper's k_clip, if it has one."""
     frames: bool = False
     """Whether frames will be asked for; some environments must know before they are made."""
     indicators: bool | None = None

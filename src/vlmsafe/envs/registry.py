@@ -43,6 +43,7 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
         metrics=("route_completion",),
         passive_below=20.0,  # the paper's
         prompts="metadrive",
+        score_every=4,
         settings={"map": blocks, "traffic_density": density},
         variants={
             # The levels change map and traffic together; these variants change only the traffic.
@@ -126,6 +127,7 @@ ENVS: dict[str, EnvSpec] = {
             metrics=("goals", "path", "net_progress"),
             passive_below=1.0,  # goals came less than a metre nearer; random actions return 0.01, a goal pays 5
             prompts="bullet",
+            score_every=4,
             indicators=False,
             variants={
                 "four-steps": Variant(

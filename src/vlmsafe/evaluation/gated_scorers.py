@@ -14,7 +14,7 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.gate import GATES, AnyGate, Gate, ProbabilityGate
+from vlmsafe.signals.gate import GATES, AnyGate, Gate, ProbabilityGate, uncalibrated
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer, score_named
 from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, make_scorer, parse_scorer
@@ -79,14 +79,15 @@ def gated_scorers(
     prompts: str | None,
     *,
     device: str = "auto",
-    batch: int = 64,
+    batch: int | None = None,
     service: str = "",
 ) -> dict[str, GatedScorer]:
     """Load scorers by name; without names those of `default_scorers`.
 
     Prompts are by default the run's own, or the environment's if the run has none. The run's own scorer with its own
-    prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has the
-    prior-symmetric gate, and so has the scorer of a run without a gate. A single scorer has the label '', several are
+    prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has its own
+    gate and the precision of its kind, and so has the scorer of a run without a gate. A gate that would be calibrated
+    is the prior-symmetric one, because nothing calibrates it here. A single scorer has the label '', several are
     labelled by their kind.
     """
     signal = plan.run.config.signal
@@ -99,14 +100,14 @@ def gated_scorers(
             name,
             chosen,
             device=device,
-            precision=signal.precision,  # of the run, also for scorers that are not its own
+            precision=signal.precision if str(name) == own else None,
             batch=batch,
             observation=plan.checkpoint.shape.observation,
             seed=(plan.run.config.seed,),
             service=service,
             service_wait=signal.service_wait,
         )
-        gate = GATES[name.kind.trace_gate]
+        gate = uncalibrated(scorer.gate)
         if str(name) == own and prompts is None:
             gate = _own_gate(plan, gate)
             mark = "scorer."

@@ -59,8 +59,9 @@ class UnfinishedTable:
 
     def others(self) -> list[Path]:
         """Folders of the same table that were begun with another checkpoint, setting or version."""
-        name = self.path.name.rpartition(_MARK)[0]
-        return sorted(path for path in self.path.parent.glob(f"{name}{_MARK}*") if path != self.path)
+        mark = f"{self.path.name.rpartition(_MARK)[0]}{_MARK}"  # a name may hold characters that a glob would expand
+        folders = self.path.parent.iterdir() if self.path.parent.is_dir() else ()
+        return sorted(path for path in folders if path.name.startswith(mark) and path != self.path)
 
     def note_others(self, on_note: Callable[[str], None]) -> None:
         """Mention those folders, which nothing removes."""

@@ -286,8 +286,6 @@ def paper_config(env: str, arm: str, settings: Settings = ()) -> TrainConfig:
     nested: dict[str, Any] = {"env": env, "method": arm, "signal": {}}
     if signal.scorer == "embedded":
         nested["signal"]["scorer"] = "clip"
-        if not env.startswith("formula-one"):
-            nested["signal"]["every"] = 4
     if looks_at_frames(signal.scorer) and env_spec(env).indicators is not None:
         # Bullet's frames show them. FormulaOne's do only with the camera `track`; the paper does not say which it used.
         nested["frame_indicators"] = True

@@ -156,6 +156,8 @@ def headline(found: Sequence[ComparisonResult]) -> str:
         one for one in same if one.decided and one.finding is not None and one.finding.severity is Severity.ERROR
     ]
     doubt = " The audit found errors in significant results." if disputed else ""
+    if claim.joint:
+        return f"'{claim.joint}': {'; '.join(parts)}.{doubt}"
     return f"{known[0].word.capitalize()} of '{claim.first}' against '{claim.second}': {'; '.join(parts)}.{doubt}"
 
 
@@ -167,12 +169,14 @@ def _short(result: ComparisonResult) -> str:
 
 
 def says(result: ComparisonResult) -> str:
-    """What is decided, in a few words."""
+    """What is decided, in a few words; for a part of a joint claim, about the whole of it."""
     claim = result.comparison.claim
     if result.look is not None and result.look.level is None:
         return "no verdict yet"
     if not claim.tested or result.verdict is None:
         return "not tested"
+    if claim.joint and result.decision is not None:
+        return f"joint claim {'holds' if result.decision.joint_holds else 'not shown'}"
     if claim.kind == "difference":
         return {-1: "lower", 0: "no significant difference", 1: "higher"}[result.decided]
     word = f"no worse within {claim.margin}" if claim.kind == "non-inferiority" else f"the same within {claim.margin}"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.rules import Scores
+from vlmsafe.signals.scorers.api import GateKind
 
 Float64 = NDArray[np.float64]
 
@@ -71,3 +72,8 @@ AnyGate = Gate | OpenGate | ProbabilityGate
 
 GATES: dict[str, AnyGate] = {"off": OpenGate(), "prior-symmetric": Gate(), "probability": ProbabilityGate()}
 """The gates that need no calibration, by name."""
+
+
+def uncalibrated(kind: GateKind) -> AnyGate:
+    """A scorer's own gate where nothing calibrates one, as in a trace of a run that has another scorer, or no gate."""
+    return GATES["prior-symmetric" if kind == "calibrated" else kind]

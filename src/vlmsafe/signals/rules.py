@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.signals.scorers.api import Rule, Similarities
+
+ClgWeights = Literal["half", "full"]
 
 Float64 = NDArray[np.float64]
 
@@ -23,7 +26,7 @@ class Scores:
     """The scores of a batch, one entry per input."""
 
     positive: Float64
-    """r_vlm, in [0, 1]."""
+    """r_vlm, in [0, 1]; clg with full weights reaches from -1/2 to 3/2."""
     negative: Float64
     """c_vlm, in [0, 1]."""
     margin: Float64
@@ -37,7 +40,11 @@ class Scores:
 
 
 def apply_rule(
-    rule: Rule, similarities: Similarities, groups: tuple[int, int], bounds: tuple[float, float] = (-1.0, 1.0)
+    rule: Rule,
+    similarities: Similarities,
+    groups: tuple[int, int],
+    bounds: tuple[float, float] = (-1.0, 1.0),
+    clg_weights: ClgWeights = "half",
 ) -> Scores:
     """Scores of a batch under a rule; `groups` has the numbers of positive and of negative columns.
 
@@ -51,7 +58,7 @@ def apply_rule(
         return Scores(*_coupled(exact, split), margin)
     positive, negative = _share(u_plus, bounds), _share(u_minus, bounds)
     if rule == "clg":
-        return Scores(_clg(positive, negative), negative, margin)
+        return Scores(_clg(positive, negative, clg_weights), negative, margin)
     if rule == "novelty":  # it has a danger score only
         return Scores(np.zeros_like(negative), negative, margin)
     return Scores(positive, negative, margin)  # decoupled, and yes-no for probabilities
@@ -71,9 +78,9 @@ def _coupled(exact: Float64, split: int) -> tuple[Float64, Float64]:
     return shares[:, :split].mean(axis=1), shares[:, split:].mean(axis=1)
 
 
-def _clg(positive: Float64, negative: Float64) -> Float64:
-    """Contrasting language goal with weights of one half: (u+/2 - u-/2 + 1) / 2 = (r - c + 1) / 2.
+def _clg(positive: Float64, negative: Float64, weights: ClgWeights) -> Float64:
+    """Contrasting language goal (w u+ - w u- + 1) / 2 = w (r - c) + 1/2, with weights w of one half or one.
 
     This rule defines a positive score only. The negative score is that of the decoupled rule.
     """
-    return (positive - negative + 1.0) / 2.0
+    return (positive - negative + 1.0) / 2.0 if weights == "half" else positive - negative + 0.5

@@ -318,4 +318,4 @@ def with_scorer(config: TrainConfig, scorer: str, source: str) -> TrainConfig:
             f"{source}: the scorer '{scorer}' cannot stand in for '{config.signal.scorer}', because it does not know "
             f"the rule '{config.signal.rule}'; noise and oracle know every rule"
         )
-    return replace(config, signal=replace(config.signal, scorer=scorer, precision="float32"))
+    return replace(config, signal=replace(config.signal, scorer=scorer, precision=None, batch=None))

@@ -95,10 +95,11 @@ class Scoring(FrameScoring):
         super().__init__()
         self.scorer, self.config = scorer, config
         self.calibration: Calibration | None = None
-        self.watch = Watch(scorer.looks_at, config.every, scorer.frames)
+        self.watch = Watch(scorer.looks_at, config.period, scorer.frames)
         self.stream: Stream | None = None
         if scorer.looks_at == "frame":
             assert dimensions.frame is not None
+            assert config.batch is not None
             in_step = config.scoring == "in-step"
             shape = stack_shape(dimensions.frame, scorer.frames)
             self.stream = Stream(shape, block=1 if in_step else config.batch, wait=in_step)
@@ -121,7 +122,7 @@ class Scoring(FrameScoring):
         joined = np.concatenate(self.similarities(shares))
         rule = self.config.rule
         assert rule != "none"
-        return apply_rule(rule, joined, self.scorer.groups, self.scorer.bounds)
+        return apply_rule(rule, joined, self.scorer.groups, self.scorer.bounds, self.config.clg_weights)
 
     def shape(self, shares: Sequence[Share], path_ends: NDArray[np.int64]) -> Shaped:
         """The signals of every step and what they add to reward and cost, once the epoch is collected."""
@@ -173,8 +174,8 @@ class Scoring(FrameScoring):
 
     def check_probe(self, then: list[float] | None) -> None:
         """Refuse a model that scores the fixed picture differently, beyond rounding on another device."""
-        now = self.probe()
-        if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL):
+        now, tolerance = self.probe(), SAME_MODEL[self.config.precision or "float32"]
+        if now is not None and then is not None and not np.allclose(now, then, rtol=0.0, atol=tolerance):
             difference = float(np.abs(np.subtract(now, then)).max())
             raise RunError(
                 f"the scorer '{self.config.scorer}' is not the one this run began with: similarities of the same "
@@ -205,8 +206,8 @@ def calibrate(
     assert wanted.frames is not None
     # One stream comes from one worker; several episodes may come from several workers.
     streams = 1 if wanted.episodes == 1 else config.num_envs
-    limit = None if wanted.episodes == 1 else wanted.frames // wanted.episodes * signal.every
-    steps = math.ceil(wanted.frames / streams) * signal.every
+    limit = None if wanted.episodes == 1 else wanted.frames // wanted.episodes * signal.period
+    steps = math.ceil(wanted.frames / streams) * signal.period
     buffer: list[Scores] = []
     held, episodes = 0, 0
     while held < wanted.frames:
@@ -230,7 +231,7 @@ def calibrate(
         scores = scoring.read(shares)
         if not len(scores.margin):
             raise InputError(
-                f"no frame could be taken for the calibration: no episode of '{config.env}' lasts {signal.every} "
+                f"no frame could be taken for the calibration: no episode of '{config.env}' lasts {signal.period} "
                 "steps; lower --signal.every"
             )
         episodes += _episodes_within(shares, wanted.frames - held)

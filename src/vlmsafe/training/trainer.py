@@ -268,7 +268,7 @@ class Trainer:
         self.run.append("epochs", [row])
         self.display.epoch(row)
         for note in epoch_notes(
-            self.epoch, episodes, self.config.signal.every, self.constraints.multiplier is not None
+            self.epoch, episodes, self.config.signal.period, self.constraints.multiplier is not None
         ):
             self.display.note(note)
 

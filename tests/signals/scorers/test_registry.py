@@ -40,14 +40,16 @@ def test_an_entry_agrees_with_the_scorer_that_it_loads(loaded, name):
     check_scorer(scorer)
     assert kind.looks_at in (None, scorer.looks_at)
     assert kind.rules in (None, scorer.rules)
-    assert scorer.calibrated == (kind.gate == "calibrated")
+    assert scorer.gate == kind.gate
     assert kind.learns == bool(scorer.state())
     assert kind.shared == (scorer.looks_at == "frame")
     if kind.compares == "prompts":
         assert scorer.groups == PROMPTS.sizes
 
 
-@pytest.mark.parametrize(("name", "precision"), [("embedded", "float32"), ("clip", "float32"), ("qwen2-vl", "float32")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("embedded", "float32"), ("clip", "float32"), ("qwen2-vl", "bfloat16")]
+)
 def test_a_model_is_loaded_with_the_precision_of_its_entry(loaded, name, precision):
     assert KINDS[name].precision == loaded[name].describe()["precision"] == precision
 
@@ -61,6 +63,23 @@ def test_a_name_without_a_model_stands_for_the_papers():
 def test_large_models_are_calibrated_on_ten_times_the_frames():
     names = ("clip", "clip:openai/clip-vit-large-patch14", "embedded:large", "rnd")
     assert [parse_scorer(name).calibration_frames for name in names] == [500, 5000, 500, 500]
+
+
+def test_only_the_models_own_name_says_that_it_is_large(tmp_path, monkeypatch):
+    cached = tmp_path / "models--openai--clip-vit-large-patch14" / "snapshots" / "0123"
+    here = tmp_path / "clip-vit-large-patch14"
+    for folder in (cached, here):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    frames = {
+        "clip:large-models/clip-vit-base-patch32": 500,
+        "clip:/data/large/clip-vit-base-patch32": 500,
+        "clip:someone/clip-enlarged": 500,
+        "clip:/data/base/CLIP-ViT-Large-patch14/": 5000,
+        f"clip:{cached}": 5000,
+        "clip:.": 5000,
+    }
+    assert {name: parse_scorer(name).calibration_frames for name in frames} == frames
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """One model for many clients: equal results, fair turns, bounded queues, errors that reach only their cause."""
 
+import dataclasses
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import ClassVar
@@ -165,6 +167,87 @@ def test_full_batches_hold_frames_of_several_clients_and_change_nothing(models, 
     for (prompts, _, block), future in zip(clients, futures, strict=True):
         np.testing.assert_array_equal(future.result(), private[prompts].score(block))
     assert engine.describe()[0]["batches"] - before < 3, "frames of several clients in one batch"
+    engine.stop()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_another_batch_size_is_no_other_copy_and_changes_nothing(models, compile, monkeypatch):
+    monkeypatch.setattr("vlmsafe.signals.scorers.clip.compiled", lambda program: program)  # compiling takes long
+    loaded = []
+
+    def make(spec: ModelSpec, prompts: PromptSet | None) -> Scorer:
+        loaded.append(spec)
+        return make_scorer(spec.scorer, prompts, device="cpu", compile=spec.compile, batch=spec.batch)
+
+    engine, block = Engine(make=make), frames(23, size=32)
+    for batch, prompts in ((16, ONE), (5, ONE), (5, OTHER), (7, OTHER)):
+        spec = ModelSpec(models["clip"], device="cpu", compile=compile, batch=batch)
+        opened = engine.open(spec, prompts)
+        private = make_scorer(models["clip"], prompts, device="cpu", compile=compile, batch=batch)
+        parts = [block[start : start + batch] for start in range(0, len(block), batch)]
+        found = np.concatenate([engine.submit(opened.key, part).result() for part in parts])
+        np.testing.assert_array_equal(found, private.score(block))
+        np.testing.assert_array_equal(engine.submit(opened.key, block).result(), found, "the engine cuts it alike")
+    assert len(loaded) == 1
+    assert [model["prompt_sets"] for model in engine.describe()] == [4]
+    engine.stop()
+
+
+def test_a_users_scorer_of_another_batch_size_is_no_other_copy(engine_of):
+    scorer = Slow()
+    engine = engine_of(scorer)
+    keys = [engine.open(dataclasses.replace(SPEC, batch=batch), None).key for batch in (4, 2)]
+    block = numbered(*range(6))
+    for key in keys:
+        engine.submit(key, block).result()
+    assert scorer.batches == [[0, 1, 2, 3], [4, 5], [0, 1], [2, 3], [4, 5]]
+    assert len(engine.describe()) == 1
+
+
+def test_a_full_batch_holds_frames_of_clients_with_that_batch_alone(engine_of):
+    scorer = Slow(whole=True)
+    engine = engine_of(scorer, fill_seconds=0.0)
+    keys = [engine.open(dataclasses.replace(SPEC, batch=batch), ONE).key for batch in (4, 2, 4)]
+    scorer.go.clear()
+    futures = [engine.submit(keys[0], numbered(200))]  # keeps the model busy while the others gather
+    time.sleep(0.2)
+    futures += [engine.submit(key, numbered(*range(10 * key, 10 * key + 3))) for key in keys]
+    scorer.go.set()
+    for future in futures:
+        future.result(600.0)
+    small = {10 * keys[1] + number for number in range(3)}
+    for batch in scorer.batches[1:]:
+        assert set(batch) <= small or not set(batch) & small
+        assert len(batch) <= (2 if set(batch) <= small else 4)
+
+
+def test_a_model_that_nobody_uses_is_released_and_loaded_again_when_it_is_wanted():
+    made: list[weakref.ref[Slow]] = []
+
+    def make(spec: ModelSpec, prompts: PromptSet | None) -> Scorer:
+        scorer = Slow()
+        made.append(weakref.ref(scorer))
+        return scorer
+
+    engine = Engine(make=make, idle_seconds=0.2)
+    first, second = (engine.open(SPEC, ONE).key for _ in range(2))
+    engine.submit(first, numbered(1)).result()
+    engine.close(first)
+    time.sleep(0.5)
+    assert len(engine.describe()) == 1, "a client has it"
+    engine.close(second)
+    again = engine.open(SPEC, ONE).key  # in time
+    time.sleep(0.5)
+    assert engine.submit(again, numbered(1)).result().shape == (1, 2)
+    assert len(made) == 1
+    engine.close(again)
+    until = time.monotonic() + 60.0
+    while (engine.describe() or made[0]() is not None) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert engine.describe() == []
+    assert made[0]() is None, "its memory is free"
+    assert engine.submit(engine.open(SPEC, ONE).key, numbered(1)).result().shape == (1, 2)
+    assert len(made) == 2
     engine.stop()
 
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 import fcntl
+import gc
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from frame_scorer import FrameScorer
 from small_embedded import save_small_embedded
 from small_models import PROMPTS, save_small_clip
 
+from vlmsafe.cli import main
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.io.source import SourceHash
 from vlmsafe.signals.prompts import PromptSet
@@ -30,9 +33,9 @@ from vlmsafe.signals.scorers.batches import overlapped
 from vlmsafe.signals.scorers.registry import make_scorer, scorer_source
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine
-from vlmsafe.signals.service.server import Server
-from vlmsafe.signals.service.sockets import listen
-from vlmsafe.signals.service.spec import Address, GivenUp, ModelSpec, parse_address
+from vlmsafe.signals.service.server import Server, _mapped
+from vlmsafe.signals.service.sockets import listen, user_directory
+from vlmsafe.signals.service.spec import TOKEN, Address, GivenUp, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
     F_ADD_SEALS,
     F_SEAL_SHRINK,
@@ -136,7 +139,7 @@ def test_a_service_gives_what_a_private_scorer_gives_bit_for_bit(tmp_path, place
         private = make_scorer(name, prompts, **settings)
         shared = make_scorer(name, prompts, **settings, service=str(place.address))
         assert isinstance(shared, ServiceScorer)
-        for attribute in ("looks_at", "rules", "bounds", "calibrated", "frames", "groups"):
+        for attribute in ("looks_at", "rules", "bounds", "gate", "frames", "groups"):
             assert getattr(shared, attribute) == getattr(private, attribute), attribute
         assert shared.describe() == {**private.describe(), "service": str(place.address)}
         assert shared.notes("gym:Other-v0") == private.notes("gym:Other-v0")
@@ -263,8 +266,69 @@ def test_a_service_that_comes_back_with_another_model_is_refused(place, monkeypa
     place.stop()
     monkeypatch.setattr(frame_scorer.FrameScorer, "__init__", _otherwise(frame_scorer.FrameScorer.__init__))
     place.start()
-    with pytest.raises(RunError, match="came back with another model: similarities of the same picture differ by"):
+    with pytest.raises(RunError, match="came back with another model: similarities of the same pictures differ by"):
         client.score(frames(2))
+    client.close()
+
+
+class Rounding(Scorer):
+    """Rounds by the size of its batch, as bfloat16 does; `shift` makes it another model."""
+
+    looks_at = "frame"
+    rules = ("decoupled",)
+    groups = (1, 1)
+
+    def __init__(self, shift: float = 0.0) -> None:
+        self.shift = shift
+
+    def score(self, inputs: np.ndarray) -> np.ndarray:
+        return (inputs[:, 0, 0, :2] / 510.0 + 0.01 * len(inputs) + self.shift).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("precision", "shift", "refused"),
+    [("float32", 0.0, False), ("float32", 0.01, True), ("bfloat16", 0.01, False), ("bfloat16", 0.05, True)],
+)
+def test_a_service_that_comes_back_is_known_by_equal_batches_and_by_its_precision(local, precision, shift, refused):
+    spec = dataclasses.replace(SPEC, precision=precision)
+    local.start(Engine(make=lambda spec, prompts: Rounding()))
+    client = local.client(spec)
+    blocks = [frames(8, seed) for seed in range(3)]
+    for block in blocks:
+        client.score(block)
+    local.stop()
+    local.start(Engine(make=lambda spec, prompts: Rounding(shift)))
+    with pytest.raises(RunError, match="another model") if refused else nullcontext():
+        np.testing.assert_array_equal(client.score(blocks[1]), Rounding(shift).score(blocks[1]))
+    client.close()
+
+
+def test_services_that_end_on_the_same_frames_each_time_end_the_run_resumably(place, monkeypatch):
+    """The connection breaks as when the process dies, and the next service is there at once, as if supervised."""
+    died, deadline = [], time.monotonic() + 60.0
+
+    def die(connection, message, layout):
+        died.append(message)
+        raise ConnectionResetError
+
+    place.start()
+    client = place.client(wait=600.0, give_up=lambda: time.monotonic() > deadline)
+    client.score(frames(3))
+    with monkeypatch.context() as patched:
+        patched.setattr("vlmsafe.signals.service.server._Connection._score", die)
+        with pytest.raises(RunError, match=r"went away 5 times in a row before it had answered .*resume the run"):
+            client.score(frames(2, 1))
+    assert len(died) == 5
+    client.close()
+
+
+def test_a_service_that_is_lost_now_and_then_may_be_lost_for_ever(local, monkeypatch):
+    local.start()
+    client = local.client(wait=600.0)
+    for seed in range(7):
+        for connection in list(local.server._connections):  # as when the process is killed
+            connection._hang_up()
+        np.testing.assert_array_equal(client.score(frames(2, seed)), FrameScorer(ONE).score(frames(2, seed)))
     client.close()
 
 
@@ -575,6 +639,118 @@ def test_it_listens_to_this_machine_alone_unless_told_otherwise(tmp_path):
         listen(parse_address(f"unix:{tmp_path / ('x' * 100)}"))
     with pytest.raises(InputError, match=r"cannot write .*\.lock"):
         listen(parse_address(f"unix:{tmp_path / 'nowhere' / 'socket'}"))
+
+
+def test_a_service_on_tcp_asks_for_a_token_and_tells_who_has_none(monkeypatch):
+    place = Place(parse_address(f"tcp:127.0.0.1:{free_port()}"))
+    place.start(token="right")
+    try:
+        for token in (None, "wrong", "rightly"):
+            if token is not None:
+                monkeypatch.setenv(TOKEN, token)
+            with pytest.raises(InputError, match=f"refused the token; set {TOKEN}"):
+                place.client()
+        assert place.server.engine.describe() == [], "nothing was loaded for them"
+        monkeypatch.setenv(TOKEN, "right")
+        client = place.client()
+        np.testing.assert_array_equal(client.score(frames(3)), FrameScorer(ONE).score(frames(3)))
+        assert "right" not in str(client.describe())
+        client.close()
+        monkeypatch.delenv(TOKEN)
+        given = ServiceScorer(dataclasses.replace(place.address, token="right"), SPEC, ONE)
+        assert "right" not in f"{given._connection.address} {given._connection.address!r}"
+        given.close()
+    finally:
+        place.stop()
+
+
+def test_the_command_does_not_serve_tcp_without_a_token(monkeypatch, capsys):
+    monkeypatch.delenv(TOKEN, raising=False)
+    with pytest.raises(SystemExit):
+        main(["serve", "--tcp", f"127.0.0.1:{free_port()}"])
+    assert f"asks its clients for a token; set the environment variable {TOKEN}" in capsys.readouterr().err
+
+
+def test_the_command_listens_in_the_users_directory_unless_it_is_told_where(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    served = []
+    monkeypatch.setattr("vlmsafe.signals.service.server.serve", lambda address, **options: served.append(str(address)))
+    main(["serve"])
+    main(["serve", "--socket", str(tmp_path / "mine")])
+    assert served == [f"unix:{tmp_path / 'vlmsafe' / 'scorer'}", f"unix:{tmp_path / 'mine'}"]
+    with pytest.raises(SystemExit):
+        main(["serve", "--socket", "a", "--tcp", "127.0.0.1:7000"])
+    assert "a service listens at one place" in capsys.readouterr().err
+
+
+def test_a_socket_of_another_user_is_refused(local, monkeypatch):
+    local.start()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(InputError, match=r"is run by another user \(uid \d+, yours is \d+\)"):
+        local.client()
+
+
+def test_sockets_have_a_directory_that_is_the_users_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert user_directory() == user_directory() == tmp_path / "vlmsafe"
+    assert stat.S_IMODE((tmp_path / "vlmsafe").stat().st_mode) == 0o700
+    for unusable in ("", str(tmp_path / "nowhere")):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert user_directory() == tmp_path / f"vlmsafe-{os.geteuid()}"
+    user_directory().chmod(0o755)
+    with pytest.raises(InputError, match="must be a directory that is yours alone"):
+        user_directory()
+    user_directory_path = tmp_path / f"vlmsafe-{os.geteuid()}"
+    user_directory_path.rmdir()
+    user_directory_path.symlink_to(tmp_path / "vlmsafe")
+    with pytest.raises(InputError, match="must be a directory that is yours alone"):
+        user_directory()
+
+
+class FakeRuntime:
+    """Stands for the CUDA runtime: it checks that what is registered and unregistered is mapped at that time."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, bool]] = []
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:  # noqa: N802 - as in CUDA
+        self.calls.append(("register", is_mapped(address)))
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802
+        self.calls.append(("unregister", is_mapped(address)))
+        return 0
+
+
+def is_mapped(address: int) -> bool:
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(start, 16) <= address < int(end, 16) for start, end in ranges)
+
+
+def test_memory_that_a_gpu_has_registered_is_unregistered_before_it_is_unmapped(monkeypatch):
+    """With a fake of the runtime's calls; on a GPU the same code runs with the real one."""
+    torch = pytest.importorskip("torch")
+    runtime, layout = FakeRuntime(), Layout((512, 512, 3), 8, 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    fd = os.memfd_create("frames", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, layout.size)
+    fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
+    scorer = Patient()
+    scorer.describe = lambda: {"device": "cuda:0"}
+    memory = _mapped(fd, layout, scorer)
+    os.close(fd)
+    view = memory[1, :3]
+    address = memory.ctypes.data
+    del memory
+    gc.collect()
+    assert runtime.calls == [("register", True)], "a view is still in use"
+    assert int(view.sum()) == 0
+    del view
+    gc.collect()
+    assert runtime.calls == [("register", True), ("unregister", True)]
+    assert not is_mapped(address)
 
 
 def test_code_of_clients_runs_only_where_that_is_allowed(local):

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from in_process import InProcess
 from vlmsafe import kernels
 from vlmsafe.cli.study.run import RunCommand, make_launcher
 from vlmsafe.errors import InputError
-from vlmsafe.signals.service.server import listen
+from vlmsafe.signals.service.sockets import listen, user_directory
 from vlmsafe.signals.service.spec import Address
 from vlmsafe.studies.execute import execute
 from vlmsafe.studies.launch.local import LocalLauncher
@@ -108,7 +107,7 @@ def test_runs_that_share_a_service_on_ray_are_those_of_private_models_though_it_
     finally:
         launcher.close()
     same_runs(folder, private)
-    assert list(Path(tempfile.gettempdir()).glob(f"vlmsafe-{name}*")) == []
+    assert list(user_directory().glob(f"vlmsafe-{name}*")) == []
 
 
 def test_only_models_are_shared_and_a_run_that_had_a_service_is_told_when_there_is_none(tmp_path):
@@ -139,7 +138,8 @@ def test_a_service_has_a_name_of_its_own_that_fits_a_socket():
 
 
 def test_what_a_killed_service_left_behind_is_removed_and_one_at_work_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    tmp_path = user_directory()
     names = [socket_name(service_name(title), 0) for title in ("dead", "alive", "young")]
     dead, alive, young = (tmp_path / name for name in names)
     _, clean_up = listen(Address("unix", str(alive)))

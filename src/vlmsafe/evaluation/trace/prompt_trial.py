@@ -55,7 +55,7 @@ def compare(
     *,
     together: bool = True,
     device: str = "auto",
-    batch: int = 64,
+    batch: int | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
     on_frames: Callable[[int, int], None] = lambda done, total: None,

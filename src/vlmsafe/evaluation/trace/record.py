@@ -36,12 +36,15 @@ from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import SOURCE
 from vlmsafe.runs.traces import write_trace
 from vlmsafe.signals.frame_stack import stack_shape
+from vlmsafe.signals.gate import uncalibrated
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers.api import Scorer, Similarities
 from vlmsafe.training.collect import DescribeTask, Dimensions
 
 Scorers = Mapping[str, Scorer | GatedScorer] | Scorer | Sequence[str]
 """Loaded scorers by label, one loaded scorer, or names."""
+
+_BLOCK = 64  # frames that a worker hands over at a time
 
 
 def trace(
@@ -59,7 +62,7 @@ def trace(
     device: str = "auto",
     facts: bool = False,
     frames: bool = False,
-    batch: int = 64,
+    batch: int | None = None,
     service: str = "",
     indicators: bool | None = None,
     allow_untrained: bool = False,
@@ -76,12 +79,12 @@ def trace(
     scorer gives the columns `similarity_0`, ..., `positive`, `negative`, `margin`, `kappa`, `gate_scale` and
     `gate_centre`. Several scorers give the same columns, with their label and an underscore in front. Scores are null
     at steps that were not scored. kappa comes from the scorer's gate; a scorer that is passed without a gate has the
-    prior-symmetric one.
+    one that suits it, or the prior-symmetric one if that would be calibrated.
 
     The environment's progress has its own names. `hazard` is null if the environment defines none, and `facts` adds its
-    privileged measures as `fact_<name>`. `batch` frames are scored together. `indicators` draws the simulator's cost
-    indicators into frames or leaves them out, regardless of what the run did; comparing the two shows how much the
-    indicators give away.
+    privileged measures as `fact_<name>`. `batch` frames are scored together, by default as many as suit the scorer.
+    `indicators` draws the simulator's cost indicators into frames or leaves them out, regardless of what the run did;
+    comparing the two shows how much the indicators give away.
 
     `write` writes the table into the run as `traces/<protocol>.parquet`. A complete new one replaces an earlier one.
     The name differs if `indicators` differs from the run. `frames` adds pictures of the scored steps. After an
@@ -94,7 +97,7 @@ def trace(
     >>> steps.filter("scored").select("episode", "step", "cost", "negative").columns
     ['episode', 'step', 'cost', 'negative']
     """
-    require_counts(every=every, batch=batch)
+    require_counts(every=every, batch=1 if batch is None else batch)
     if scorer is not None:
         if scorers:
             raise InputError("'scorer' and 'scorers' are one argument; give one of them")
@@ -155,8 +158,8 @@ class _How:
 
     every: int
     """Steps between two scored states."""
-    batch: int
-    """Frames scored at a time."""
+    batch: int | None
+    """Frames scored at a time; None for as many as suit the scorer."""
     facts: bool
     """Whether the environment's privileged measures are recorded."""
     frames: bool
@@ -174,13 +177,16 @@ def _gated(
     scorers: Scorers,
     prompts: str | None,
     device: str,
-    batch: int,
+    batch: int | None,
     service: str,
 ) -> dict[str, GatedScorer]:
     if isinstance(scorers, Scorer):
-        return {"": GatedScorer(scorers)}
+        scorers = {"": scorers}
     if isinstance(scorers, Mapping):
-        return {name: one if isinstance(one, GatedScorer) else GatedScorer(one) for name, one in scorers.items()}
+        return {
+            name: one if isinstance(one, GatedScorer) else GatedScorer(one, uncalibrated(one.gate))
+            for name, one in scorers.items()
+        }
     return gated_scorers(plan, scorers, prompts, device=device, batch=batch, service=service)
 
 
@@ -220,7 +226,8 @@ def _record(
             recipe = plan.recipe(frames=looks_at_frames or how.frames)
             stream, reader = None, None
             if looks_at_frames:
-                stream, reader = Stream(stack_shape(_frame_shape(recipe, plan), scoring.frames), how.batch), scoring
+                shape = stack_shape(_frame_shape(recipe, plan), scoring.frames)
+                stream, reader = Stream(shape, how.batch or _BLOCK), scoring
             tasks = [
                 TraceTask(plan.tasks[i], scoring.looks, how.every, how.facts, scoring.frames, how.frames)
                 for i in missing

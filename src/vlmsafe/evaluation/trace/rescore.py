@@ -91,7 +91,7 @@ def rescore_sets(
     *,
     together: bool = True,
     device: str = "auto",
-    batch: int = 64,
+    batch: int | None = None,
     env: str | None = None,
     on_frames: Callable[[int], None] = lambda more: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -99,8 +99,10 @@ def rescore_sets(
     """Score the frames of several traces, one after another, under every prompt set.
 
     A cosine scorer's similarity to a prompt does not depend on the other prompts. So all sets are joined, each prompt
-    once, and every frame is embedded once. `together=False` scores set by set, as other scorers have to.
+    once, and every frame is embedded once. `together=False` scores set by set, as other scorers have to. `batch` is by
+    default the scorer's own.
     """
+    batch = name.kind.batch if batch is None else batch
     if together and takes_sets_together(name):
         places = _places(sets.values())
         texts = tuple(text for text, _ in places.values())

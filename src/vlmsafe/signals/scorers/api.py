@@ -31,8 +31,12 @@ COSINE_RULES: tuple[Rule, ...] = ("decoupled", "coupled", "clg")
 YES_NO_RULES: tuple[Rule, ...] = ("yes-no", "decoupled")
 """The rules for probabilities of an answer."""
 
-SAME_MODEL = 5e-3
-"""How far two similarities of one picture may differ: devices differ by less than this, models by more."""
+SAME_MODEL: dict[Precision, float] = {"float32": 5e-3, "bfloat16": 3e-2}
+"""How far two similarities of one picture may differ, by precision: devices differ by less than this, models by more.
+bfloat16 has three digits, and the probabilities of Qwen2-VL differ by up to 0.013 between batches of two sizes."""
+
+GateKind = Literal["prior-symmetric", "calibrated", "probability"]
+"""The gates that a scorer may have of its own, see `vlmsafe.signals.gate`."""
 
 Inputs = NDArray[Any]
 Similarities = NDArray[np.float32]
@@ -65,8 +69,8 @@ class Scorer(abc.ABC):
     bounds: ClassVar[tuple[float, float]] = (-1.0, 1.0)
     """The range of its similarities: that of cosines by default, (0, 1) for probabilities."""
 
-    calibrated: ClassVar[bool] = False
-    """Whether its margins need a calibrated gate; otherwise the prior-symmetric gate is used by default."""
+    gate: ClassVar[GateKind] = "prior-symmetric"
+    """The gate that suits its scores: that of CLIP's margins, one calibrated on frames, or one for probabilities."""
     frames: int = 1
     """How many frames it wants in a stack, if it looks at frames, see `vlmsafe.signals.frame_stack`."""
     groups: tuple[int, int]
@@ -102,6 +106,13 @@ class Scorer(abc.ABC):
         """
         return None
 
+    def with_batch(self, batch: int) -> Scorer:
+        """The scorer for batches of another size, with the same model in memory; most scorers take batches of any size.
+
+        It may be called while another thread scores.
+        """
+        return self
+
     def describe(self) -> dict[str, Any]:
         """Model, revision, device, precision and the like, as plain values; a run records it."""
         return {}
@@ -135,6 +146,10 @@ def check_scorer(scorer: Scorer) -> None:
         raise InputError(
             f"the scorer {name} has the groups {groups!r}; expected how many columns are positive and negative, "
             "such as (4, 4)"
+        )
+    if scorer.gate not in get_args(GateKind):
+        raise InputError(
+            f"the scorer {name} has the gate {scorer.gate!r}; expected one of {', '.join(get_args(GateKind))}"
         )
     if not isinstance(scorer.frames, int) or scorer.frames < 1:
         raise InputError(f"the scorer {name} wants stacks of {scorer.frames!r} frames; expected a number from 1 on")

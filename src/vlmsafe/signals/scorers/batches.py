@@ -203,8 +203,8 @@ class Recorded:
         return self._found
 
 
-def pin(memory: mmap.mmap) -> bool:
-    """Let the GPU read memory directly while there are references to it; False if that is not possible.
+def pin(frames: Frames, memory: mmap.mmap) -> bool:
+    """Let the GPU read `frames`, which lie in `memory`, directly while there are views of them; False if it cannot.
 
     Otherwise the one thread that feeds the model copies all clients' frames to a pinned buffer, and most of the time
     the GPU waits for it.
@@ -212,11 +212,16 @@ def pin(memory: mmap.mmap) -> bool:
     if not torch.cuda.is_available():
         return False
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    address = np.frombuffer(memory, np.uint8).ctypes.data
+    address = frames.ctypes.data
     if int(runtime.cudaHostRegister(address, len(memory), _READ_ONLY)) != 0:
         return False
-    weakref.finalize(memory, runtime.cudaHostUnregister, address)
+    # The finalizer refers to the memory, so that it is unmapped only after it was unregistered.
+    weakref.finalize(frames, _unpin, runtime, address, memory)
     return True
+
+
+def _unpin(runtime: Any, address: int, memory: mmap.mmap) -> None:
+    runtime.cudaHostUnregister(address)
 
 
 def _rows(embeddings: Tensor, parts: Sequence[Part]) -> list[Tensor]:

@@ -131,6 +131,11 @@ class ClipScorer(DualEncoder):
         other._texts = functional.normalize(texts.float(), dim=-1).T.contiguous().to(self._device)
         return other
 
+    def with_batch(self, batch: int) -> ClipScorer:
+        other = copy.copy(self)
+        other.batch, other._programs = batch, {}  # programs are prepared for batches of one size
+        return other
+
     def _program(self, size: Size) -> Callable[[Sequence[Part]], Callable[[], list[Similarities]]]:
         """The function that begins a batch of frames of a size. It is prepared once per size."""
         if size not in self._programs:

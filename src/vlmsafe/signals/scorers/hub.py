@@ -6,9 +6,10 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from vlmsafe.errors import InputError
 T = TypeVar("T")
 
 _HUB_SECONDS = 10.0
+_LOADING = threading.RLock()
+"""Held while a model is loaded: the libraries keep log levels, warnings and the default number format per process."""
 
 # Both libraries are only partly typed, so what comes from them is Any.
 _models: Any = transformers
@@ -117,27 +120,29 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the libraries' warnings, progress bars and background requests; restore their settings afterwards."""
-    logs = [logging.getLogger(name) for name in ("transformers", "huggingface_hub")]
-    levels = [log.level for log in logs]
-    bars, hub_bars = _models.utils.logging.is_progress_bar_enabled(), not _hub.utils.are_progress_bars_disabled()
-    variable = "DISABLE_SAFETENSORS_CONVERSION"  # without it, weights in the older format ask the hub
-    before = os.environ.get(variable)
-    for log in logs:
-        log.setLevel(logging.ERROR)
-    _models.utils.logging.disable_progress_bar()  # the hub's too
-    os.environ[variable] = "1"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.setLevel(level)
-        if bars:
-            _models.utils.logging.enable_progress_bar()
-        if bars and not hub_bars:
-            _hub.utils.disable_progress_bars()
-        os.environ.pop(variable)
-        if before is not None:
-            os.environ[variable] = before
+    """Silence the libraries' warnings, progress bars and background requests; restore their settings afterwards.
+
+    The settings belong to the process, so another thread that wants to load a model waits.
+    """
+    with _LOADING, ExitStack() as restore:
+        for log in map(logging.getLogger, ("transformers", "huggingface_hub")):
+            restore.callback(log.setLevel, log.level)
+            log.setLevel(logging.ERROR)
+        if _models.utils.logging.is_progress_bar_enabled():
+            if _hub.utils.are_progress_bars_disabled():
+                restore.callback(_hub.utils.disable_progress_bars)  # called last: enabling the others enables it too
+            restore.callback(_models.utils.logging.enable_progress_bar)
+            _models.utils.logging.disable_progress_bar()  # the hub's too
+        variable = "DISABLE_SAFETENSORS_CONVERSION"  # without it, weights in the older format ask the hub
+        restore.callback(_set_variable, variable, os.environ.get(variable))
+        os.environ[variable] = "1"
+        restore.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _set_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -72,10 +72,11 @@ class Qwen2VLScorer(Scorer):
     looks_at = "frame"
     rules = YES_NO_RULES
     bounds = (0.0, 1.0)
+    gate = "probability"
     groups = (1, 1)
 
     def __init__(
-        self, checkpoint: Checkpoint, prompts: PromptSet, *, name: str, device: torch.device, batch: int = 8
+        self, checkpoint: Checkpoint, prompts: PromptSet, *, name: str, device: torch.device, batch: int = 16
     ) -> None:
         if batch < 1:
             raise InputError(f"the batch of the scorer 'qwen2-vl' must be at least 1, got {batch}")
@@ -119,7 +120,7 @@ class Qwen2VLScorer(Scorer):
 
     @classmethod
     def load(
-        cls, model: str, prompts: PromptSet, *, device: str = "auto", precision: Precision = "bfloat16", batch: int = 8
+        cls, model: str, prompts: PromptSet, *, device: str = "auto", precision: Precision = "bfloat16", batch: int = 16
     ) -> Qwen2VLScorer:
         """Load a model from a folder, the Hugging Face cache, or the hub."""
         if precision not in _DTYPES:
@@ -132,6 +133,11 @@ class Qwen2VLScorer(Scorer):
     def with_prompts(self, prompts: PromptSet) -> Qwen2VLScorer:
         other = copy.copy(self)
         other._ask(prompts)
+        return other
+
+    def with_batch(self, batch: int) -> Qwen2VLScorer:
+        other = copy.copy(self)
+        other._batch = batch
         return other
 
     @torch.inference_mode()

@@ -20,15 +20,26 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlmsafe.errors import InputError, VlmsafeError, unknown_name
 from vlmsafe.io.source import SourceHash, hash_source, loaded_files, stale_files, unseen_files
-from vlmsafe.signals.scorers.api import ALL_RULES, COSINE_RULES, YES_NO_RULES, InputKind, Precision, Rule, Scorer
+from vlmsafe.signals.scorers.api import (
+    ALL_RULES,
+    COSINE_RULES,
+    YES_NO_RULES,
+    GateKind,
+    InputKind,
+    Precision,
+    Rule,
+    Scorer,
+)
 
 if TYPE_CHECKING:  # settings are read without prompts, which need YAML
     from vlmsafe.signals.prompts import PromptSet
@@ -77,10 +88,8 @@ class ScorerKind:
     only the loaded scorer knows, or no text."""
     rules: tuple[Rule, ...] | None = None
     """The scoring rules for its similarities; None where only the loaded scorer can say."""
-    gate: Literal["prior-symmetric", "calibrated", "probability"] = "prior-symmetric"
+    gate: GateKind = "prior-symmetric"
     """What the gate 'auto' of a run stands for."""
-    trace_gate: Literal["prior-symmetric", "probability"] = "prior-symmetric"
-    """The gate in a trace of a run that has another scorer, or no gate: nothing calibrates it there."""
     precision: Precision = "float32"
     """Number format where the caller chooses none."""
     batch: int = 64
@@ -140,8 +149,16 @@ class ScorerName:
     @property
     def calibration_frames(self) -> int:
         """How many frames the gate is calibrated on by default."""
-        large = self.kind.large is not None and self.kind.large in self.argument.lower()
-        return 5000 if large else 500
+        words = re.split("[^a-z]+", self._model.lower())
+        return 5000 if self.kind.large in words else 500
+
+    @property
+    def _model(self) -> str:
+        """The name of the model itself, without the organisation or the folders in which it lies."""
+        path = PurePath(self.absolute.argument)
+        if path.parent.name == "snapshots":  # the cache of the hub: models--<organisation>--<name>/snapshots/<commit>
+            return path.parent.parent.name.rpartition("--")[2]
+        return path.name
 
 
 def _embedded(loading: Loading) -> Scorer:
@@ -306,11 +323,6 @@ KINDS = {
             packages=("torch", "transformers"),
             large="large",
         ),
-        # Known problem: the gates and the precision below do not suit this model. They apply wherever its own method,
-        # `qwen2-vl-conf`, does not set them: in other methods, traces, prompt benches and the wrapper. The
-        # prior-symmetric gate has the scale of CLIP's margins; differences of probabilities are far larger, so kappa is
-        # nearly always 1, and the gate 'probability' would fit. In float32 the 7B model takes 33 GB, twice as much as
-        # in bfloat16. The values stay until results may change.
         ScorerKind(
             "qwen2-vl",
             _qwen2_vl,
@@ -321,9 +333,9 @@ KINDS = {
             looks_at="frame",
             compares="descriptions",
             rules=YES_NO_RULES,
-            gate="prior-symmetric",
-            trace_gate="prior-symmetric",
-            precision="float32",
+            gate="probability",  # differences of probabilities are far larger than CLIP's margins
+            precision="bfloat16",  # in float32 the 7B model takes 33 GB
+            batch=16,
             shared=True,
             downloaded=True,
             wants_gpu=True,

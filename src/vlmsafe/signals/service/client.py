@@ -2,7 +2,8 @@
 
 Frames are copied once, into slots; on the same machine the service reads them there. They stay in their slots until
 their similarities have come. When the connection breaks, the client waits for a service, checks that its model is the
-same, and sends all unanswered frames again. The run only takes longer.
+same, and sends all unanswered frames again. The run only takes longer. If service after service goes away before it has
+answered, the run stops: the frames themselves may be what ends them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from vlmsafe.io.source import SourceHash
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import (
     SAME_MODEL,
+    GateKind,
     InputKind,
     Inputs,
     Rule,
@@ -34,7 +36,7 @@ from vlmsafe.signals.scorers.api import (
 )
 from vlmsafe.signals.service import ray_pool
 from vlmsafe.signals.service.connection import Connection
-from vlmsafe.signals.service.spec import Address, ModelSpec, parse_address
+from vlmsafe.signals.service.spec import TOKEN, Address, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
     BLOCK_LIMIT,
     F_ADD_SEALS,
@@ -76,14 +78,14 @@ def describe_scorer(scorer: Scorer) -> dict[str, Any]:
     return {
         "rules": list(scorer.rules),
         "bounds": list(scorer.bounds),
-        "calibrated": scorer.calibrated,
+        "gate": scorer.gate,
         "frames": scorer.frames,
         "groups": list(scorer.groups),
         "description": scorer.describe() | ({"source": scorer.source.to_dict()} if scorer.source is not None else {}),
     }
 
 
-_ABOUT = {"rules": list, "bounds": list, "calibrated": bool, "frames": int, "groups": list, "description": dict}
+_ABOUT = {"rules": list, "bounds": list, "gate": str, "frames": int, "groups": list, "description": dict}
 
 
 class ServiceScorer(Scorer):
@@ -92,7 +94,7 @@ class ServiceScorer(Scorer):
     looks_at: ClassVar[InputKind] = "frame"
     rules: tuple[Rule, ...]  # type: ignore[misc]
     bounds: tuple[float, float]  # type: ignore[misc]
-    calibrated: bool  # type: ignore[misc]
+    gate: GateKind  # type: ignore[misc]
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class ServiceScorer(Scorer):
         self._slots: _Slots | None = None
         self._asked: deque[_Asked] = deque()  # unanswered, the oldest first
         self._sent: set[_Asked] = set()  # those of them that this connection has
-        self._first: tuple[NDArray[np.uint8], Similarities] | None = None  # a frame, and what the service made of it
+        self._first: Similarities | None = None  # of the first block, whose frames stay in a slot of their own
         self._about: dict[str, Any] = {}  # what `describe_scorer` gave in the service
         self._connection = Connection(address, locate, wait, give_up, self._greet)
         self._connection.attempt(lambda channel: None)
@@ -200,7 +202,9 @@ class ServiceScorer(Scorer):
             if oldest.found.shape != (oldest.count, sum(self.groups)):
                 raise Malformed(f"the scoring service at {self._connection.address} answered for other frames")
             if self._first is None:
-                self._first = (self._slots.blocks[oldest.slot, :1].copy(), oldest.found[:1].copy())
+                self._slots.blocks[self._slots.kept, : oldest.count] = self._slots.blocks[oldest.slot, : oldest.count]
+                self._first = oldest.found.copy()
+        self._connection.progressed()
         self._asked.popleft()
         self._sent.discard(oldest)
         self._slots.free.append(oldest.slot)
@@ -217,7 +221,7 @@ class ServiceScorer(Scorer):
                     f"{self._spec.batch}; lower it, or score without a service"
                 )
             self._connection.hang_up()
-            layout = Layout((shape[0], shape[1], shape[2]), self._spec.batch, self._slot_count)
+            layout = Layout((shape[0], shape[1], shape[2]), self._spec.batch, self._slot_count + 1)
             self._slots = _Slots(layout, self._connection.address)
             self._first = None
         return self._slots
@@ -227,7 +231,9 @@ class ServiceScorer(Scorer):
     def _greet(self, channel: Channel) -> None:
         """Open the model, and ask again what was not answered on the connection before."""
         self._sent.clear()
-        channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts, self._threads))
+        address = self._connection.address
+        token = "" if channel.local else address.token or os.environ.get(TOKEN, "")
+        channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts, self._threads, token))
         about = fields(self._connection.receive(channel, Kind.OPENED).body, _ABOUT)
         if self._about and _identity(about) != _identity(self._about):
             raise RunError(
@@ -236,7 +242,7 @@ class ServiceScorer(Scorer):
             )
         self._about = about
         self.rules, self.bounds = tuple(about["rules"]), (about["bounds"][0], about["bounds"][1])
-        self.calibrated, self.frames = about["calibrated"], about["frames"]
+        self.gate, self.frames = about["gate"], about["frames"]
         self.groups = (about["groups"][0], about["groups"][1])
         source = about["description"].get("source")
         self.source = SourceHash.from_dict(source) if isinstance(source, dict) else None
@@ -251,24 +257,22 @@ class ServiceScorer(Scorer):
                 self._send(channel, asked)
 
     def _recognise(self, channel: Channel, slots: _Slots) -> None:
-        """Score the first frame again. If the result differs, the model has changed, and the run must not go on."""
+        """Score the first block again. If the result differs, the model has changed, and the run must not go on.
+
+        It is the whole block, because batches of another size are rounded differently.
+        """
         if self._first is None:
             return
-        frame, then = self._first
-        probe = _Asked(0, 1)
-        # All slots may hold frames that wait to be sent again, so one frame is put aside.
-        borrowed = slots.blocks[probe.slot, :1].copy()
-        slots.blocks[probe.slot, :1] = frame
-        try:
-            self._send(channel, probe)
-            now = read_scores(self._connection.receive(channel, Kind.SCORES, probe.number).body)
-        finally:
-            slots.blocks[probe.slot, :1] = borrowed
-            self._sent.discard(probe)
-        if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL):
+        then = self._first
+        probe = _Asked(slots.kept, len(then))
+        self._send(channel, probe)
+        self._sent.discard(probe)
+        now = read_scores(self._connection.receive(channel, Kind.SCORES, probe.number).body)
+        if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL[self._spec.precision]):
+            by = f"differ by up to {np.abs(now - then).max():.3g}" if now.shape == then.shape else "have another shape"
             raise RunError(
                 f"the scoring service at {self._connection.address} came back with another model: similarities of the "
-                f"same picture differ by up to {np.abs(now - then).max():.3g}. Put the model back and resume the run"
+                f"same pictures {by}. Put the model back and resume the run"
             )
 
 
@@ -286,7 +290,8 @@ class _Slots:
 
     def __init__(self, layout: Layout, address: Address) -> None:
         self.layout, self.fd = layout, None
-        self.free = list(range(layout.slots))
+        self.kept = layout.slots - 1  # for the first block, by which a service that comes back is recognised
+        self.free = list(range(self.kept))
         memory: Any
         if address.kind == "unix" and hasattr(os, "memfd_create"):
             # It has no name, so nothing is left behind when the process ends.

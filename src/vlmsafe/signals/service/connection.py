@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.scorers.api import ScorerFailure
-from vlmsafe.signals.service.spec import Address, GivenUp, NotShared, ServiceStopped
+from vlmsafe.signals.service.spec import TOKEN, Address, GivenUp, NotShared, ServiceStopped
 from vlmsafe.signals.service.wire import Channel, Kind, Malformed, Message, read_error
 
 T = TypeVar("T")
@@ -27,6 +27,8 @@ T = TypeVar("T")
 _TRY_SECONDS = 0.2  # between two attempts to connect
 _SPEAK_SECONDS = 2.0  # of waiting before the user is told about it
 _SILENCE_SECONDS = 20.0  # without a sign of life before a service counts as hanging
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of the other end of a Unix socket
+_LOSSES = 5  # connections in a row that may break before anything is answered
 
 
 class Connection:
@@ -49,6 +51,8 @@ class Connection:
         self._locate, self._wait, self._give_up, self._greet = locate, wait, give_up, greet
         self._heard = time.monotonic()  # when the service last gave a sign of life
         self._reached = False  # whether there has ever been a connection
+        self._dialled = False  # whether there is a connection that has not been counted as lost
+        self._losses = 0  # connections since the last answer that broke
         self._closed = threading.Event()
 
     def attempt(self, action: Callable[[Channel], T]) -> T:
@@ -61,6 +65,7 @@ class Connection:
                 return action(self.channel if self.channel is not None else self._connect())
             except (OSError, UnicodeError, ServiceStopped) as error:
                 self.hang_up()
+                self._count_loss(error)
                 away = time.monotonic() - max(begun, self._heard)
                 if away > self._wait:
                     raise RunError(self._farewell(away, error)) from None
@@ -82,6 +87,10 @@ class Connection:
             if message.kind is not kind or message.number != number:
                 raise Malformed(f"the scoring service at {self.address} answered {message.kind.name}, not {kind.name}")
             return message
+
+    def progressed(self) -> None:
+        """Note that the service has answered for frames; losses are counted from here."""
+        self._losses = 0
 
     def open_again(self) -> None:
         """Undo `close`: the next attempt connects again."""
@@ -105,6 +114,7 @@ class Connection:
         if self._locate is not None:
             self.address = self._locate()
         self.channel = Channel(_dial(self.address))
+        self._dialled = True
         try:
             self._greet(self.channel)
         except BaseException:
@@ -112,6 +122,20 @@ class Connection:
             raise
         self._reached = True
         return self.channel
+
+    def _count_loss(self, error: BaseException) -> None:
+        """Give up on services that break off one after another; what they are asked may be what ends them."""
+        if self._dialled and not isinstance(error, ServiceStopped):
+            self._losses += 1
+        self._dialled = False
+        if self._losses < _LOSSES:
+            return
+        self._losses = 0
+        then = ', then resume the run, or resume it with --signal.service "" to score by itself' * self._reached
+        raise RunError(
+            f"the scoring service at {self.address} went away {_LOSSES} times in a row before it had answered "
+            f"({_reason(error)}), so the model or these frames may be what ends it; see its log{then}"
+        )
 
     def _check_given_up(self) -> None:
         if self._closed.is_set() or self._give_up():
@@ -135,6 +159,11 @@ class Connection:
             return NotShared(text)
         if kind == "failure":
             return ScorerFailure(text, details)
+        if kind == "token":
+            return InputError(
+                f"the scoring service at {self.address} refused the token; set {TOKEN} to the one that it was started "
+                "with"
+            )
         if kind == "input":
             return InputError(text)
         return RunError(f"the scoring service at {self.address} refused a message: {text}")
@@ -161,12 +190,26 @@ def _dial(address: Address) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(os.path.expanduser(address.place))
+            _check_owner(connection, address)
         except BaseException:
             connection.close()
             raise
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(_SILENCE_SECONDS), 0))
     return connection
+
+
+def _check_owner(connection: socket.socket, address: Address) -> None:
+    """Refuse a service of another user, who could have put a socket where one's own used to be."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, owner, _ = _CREDENTIALS.unpack(credentials)
+    if owner != os.geteuid():
+        raise InputError(
+            f"the service at {address} is run by another user (uid {owner}, yours is {os.geteuid()}), who would see "
+            "your frames and choose your scores; start one of your own with `vlmsafe serve`"
+        )
 
 
 def _reason(error: BaseException) -> str:

@@ -8,13 +8,18 @@ both cases the similarities equal those of a private scorer (see `vlmsafe.signal
 
 Scheduling is fair: the client that was served least goes next, so a client with many frames does not delay the others.
 A client can have only so many frames waiting; `submit` blocks until there is room.
+
+A model that no client has used for a while is released.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
+import sys
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +31,9 @@ from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 from vlmsafe.signals.service.model_queue import Client, Make, Model, Reading
 from vlmsafe.signals.service.spec import ModelSpec, NotShared, ServiceStopped
+
+IDLE_SECONDS = 600.0
+"""How long a model without a client stays in memory by default."""
 
 __all__ = ["Engine", "ModelSpec", "NotShared", "Opened", "ServiceStopped"]
 
@@ -47,12 +55,24 @@ def make_model(spec: ModelSpec, prompts: PromptSet | None) -> Scorer:
 class Engine:
     """Models by their specification, and the clients of each. Every method may be called by any thread."""
 
-    def __init__(self, *, ahead: int = 4, fill_seconds: float = 0.002, make: Make = make_model, cores: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        ahead: int = 4,
+        fill_seconds: float = 0.002,
+        make: Make = make_model,
+        cores: int = 0,
+        idle_seconds: float = IDLE_SECONDS,
+    ) -> None:
         """A client may have `ahead` batches waiting. A batch waits `fill_seconds` to be filled. On the CPU a model
-        computes with `cores`; 0 means the number that torch would use."""
+        computes with `cores`; 0 means the number that torch would use. A model stays in memory for `idle_seconds`
+        after its last client has left."""
         self._ahead, self._fill_seconds, self._make, self._cores = ahead, fill_seconds, make, cores
+        self._idle_seconds = idle_seconds
         self._lock = threading.Lock()
-        self._models: dict[ModelSpec, Model] = {}
+        self._models: dict[ModelSpec, Model] = {}  # the batch, which is the client's, is 0 in these
+        self._users: Counter[Model] = Counter()  # clients, and those that are opening a model
+        self._releases: dict[Model, threading.Timer] = {}  # of models that nobody uses
         self._clients: dict[int, Client] = {}
         self._keys = itertools.count(1)
         self._stopping = False
@@ -70,14 +90,15 @@ class Engine:
         spec = dataclasses.replace(spec, device=str(find_device(spec.device)))
         with self._lock:
             self._cores = self._cores or _torch_threads()
-        reading = Reading(prompts, min(threads or self._cores, self._cores))
-        model, scorer = self._scorer_for(spec, reading)
+        reading = Reading(prompts, min(threads or self._cores, self._cores), spec.batch)
+        model, scorer = self._scorer_for(dataclasses.replace(spec, batch=0), reading)
         with self._lock:
             key = next(self._keys)
-            self._clients[key] = Client(model, scorer, frame, reading.threads)
+            self._clients[key] = Client(model, scorer, frame, reading)
         return Opened(key, scorer)
 
     def _scorer_for(self, spec: ModelSpec, reading: Reading) -> tuple[Model, Scorer]:
+        """A model, in use from now on, and its scorer."""
         while True:
             with self._lock:
                 if self._stopping:
@@ -85,9 +106,13 @@ class Engine:
                 if spec not in self._models or self._models[spec].broken:
                     self._models[spec] = Model(spec, reading, self._make, self._ahead, self._fill_seconds, self._cores)
                 model = self._models[spec]
+                self._users[model] += 1
+                if (release := self._releases.pop(model, None)) is not None:
+                    release.cancel()
             try:
                 return model, model.scorer_for(reading)
             except BaseException:
+                self._leave(model)
                 if model.loaded:
                     raise
                 with self._lock:
@@ -122,12 +147,41 @@ class Engine:
             client = self._clients.pop(key, None)
         if client is not None:
             client.model.forget(client)
+            self._leave(client.model)
+
+    def _leave(self, model: Model) -> None:
+        """Count a user less. A model that nobody uses is released after a while."""
+        with self._lock:
+            self._users[model] -= 1
+            if self._users[model]:
+                return
+            del self._users[model]
+            if self._stopping or not model.loaded:
+                return
+            release = threading.Timer(self._idle_seconds, self._release, (model,))
+            release.daemon = True
+            self._releases[model] = release
+        release.start()
+
+    def _release(self, model: Model) -> None:
+        with self._lock:
+            if self._users[model] or self._stopping or self._releases.pop(model, None) is None:
+                return  # a client has come in the meantime
+            for spec in [spec for spec, own in self._models.items() if own is model]:
+                del self._models[spec]
+        model.stop()
+        model.join()
+        model.release()
+        _return_memory()
 
     def stop(self) -> None:
         """Finish the waiting frames, accept no new ones, and release the models."""
         with self._lock:
             self._stopping = True
             models = list(self._models.values())
+            releases = list(self._releases.values())
+        for release in releases:
+            release.cancel()
         for model in models:
             model.stop()
         for model in models:
@@ -141,6 +195,14 @@ class Engine:
             {"scorer": spec.scorer, "clients": sum(client.model is model for client in clients), **model.counts()}
             for spec, model in models.items()
         ]
+
+
+def _return_memory() -> None:
+    """Give the memory of a released model back to the GPU's other users, if there is a GPU; torch would keep it."""
+    gc.collect()  # a model's threads and queues refer to each other
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _torch_threads() -> int:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,17 +21,19 @@ Make = Callable[[ModelSpec, PromptSet | None], Scorer]
 
 @dataclass(frozen=True)
 class Reading:
-    """What the embeddings of the prompts depend on, apart from the model."""
+    """How a client uses a model: its prompts, the threads with which they are embedded, and its batches."""
 
     prompts: PromptSet | None
     threads: int
+    batch: int
 
 
 class Client:
     """A client of a model, and its waiting blocks."""
 
-    def __init__(self, model: Model, scorer: Scorer, frame: tuple[int, ...] | None, threads: int) -> None:
-        self.model, self.scorer, self.frame, self.threads = model, scorer, frame, threads
+    def __init__(self, model: Model, scorer: Scorer, frame: tuple[int, ...] | None, reading: Reading) -> None:
+        self.model, self.scorer, self.frame = model, scorer, frame
+        self.threads, self.batch = reading.threads, reading.batch
         self.blocks: deque[Block] = deque()
         self.waiting = 0  # frames of those blocks that are in no batch yet
         self.served = 0.0  # frames so far; a new or idle client starts level with the others
@@ -64,10 +66,10 @@ class Model:
     def __init__(
         self, spec: ModelSpec, first: Reading, make: Make, ahead: int, fill_seconds: float, cores: int
     ) -> None:
-        """`first` has the prompts and threads that the model is loaded with."""
+        """`first` has the prompts, threads and batch that the model is loaded with."""
         self.spec, self.first, self._make, self._cores = spec, first, make, cores
         self.broken = False
-        self._room, self._fill_seconds = ahead * spec.batch, fill_seconds
+        self._ahead, self._fill_seconds = ahead, fill_seconds
         self._scorers: dict[Reading, Scorer] = {}
         self._reading = threading.Lock()  # one set of prompts is embedded at a time, while scoring goes on
         self._changed = threading.Condition()
@@ -95,17 +97,27 @@ class Model:
             if not self._scorers:
                 self._scorers[self.first] = self._loading.result()  # raises if it could not be loaded
             if reading not in self._scorers:
-                one = next(iter(self._scorers.values()))
                 with computing_with(reading.threads):
-                    shared = one.with_prompts(reading.prompts) if reading.prompts is not None else None
+                    shared = self._share(reading)
                 if shared is not None:
-                    shared.source = one.source
+                    shared.source = self._scorers[self.first].source
                 self._scorers[reading] = shared if shared is not None else self._load(reading)
             return self._scorers[reading]
 
+    def _share(self, reading: Reading) -> Scorer | None:
+        """A scorer with the model that is in memory; None if there is nothing to share. Equal batches share buffers."""
+        alike = next((one for own, one in self._scorers.items() if replace(own, batch=reading.batch) == reading), None)
+        equal = next((one for own, one in self._scorers.items() if own.batch == reading.batch), None)
+        if alike is not None and equal is None:
+            return alike.with_batch(reading.batch)
+        one = self._scorers[self.first].with_batch(reading.batch) if equal is None else equal
+        if reading.prompts is not None and (found := one.with_prompts(reading.prompts)) is not None:
+            return found
+        return None if alike is None else alike.with_batch(reading.batch)
+
     def _load(self, reading: Reading) -> Scorer:
         with computing_with(reading.threads):
-            scorer = self._make(self.spec, reading.prompts)
+            scorer = self._make(replace(self.spec, batch=reading.batch), reading.prompts)
         check_scorer(scorer)
         if scorer.looks_at != "frame":
             raise NotShared(f"the scorer '{self.spec.scorer}' does not look at frames and cannot be shared")
@@ -116,10 +128,11 @@ class Model:
         if not len(frames):
             block.future.set_result(block.found)
             return block.future
+        room = self._ahead * client.batch
         with self._changed:
             # A block that is larger than the whole queue is accepted if nothing else waits.
             if not self._changed.wait_for(
-                lambda: self._stopping or not client.waiting or client.waiting + len(frames) <= self._room, timeout
+                lambda: self._stopping or not client.waiting or client.waiting + len(frames) <= room, timeout
             ):
                 raise TimeoutError(f"{client.waiting} frames are still waiting")
             if self._stopping:
@@ -146,6 +159,11 @@ class Model:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+
+    def release(self) -> None:
+        """Forget the scorers, once all threads have ended."""
+        with self._reading:
+            self._scorers.clear()
 
     def join(self) -> None:
         for thread in list(self._threads):
@@ -184,7 +202,7 @@ class Model:
                 self._start(self._work_on_blocks)
         self._loading.set_result(scorer)
         if scorer.whole:
-            self._work_on_batches(scorer)
+            self._work_on_batches()
         else:
             self._work_on_blocks()
 
@@ -201,12 +219,12 @@ class Model:
                 self._changed.notify_all()
             del piece, client, begun  # release the memory of clients that may be gone when the next block comes
 
-    def _work_on_batches(self, scorer: Scorer) -> None:
+    def _work_on_batches(self) -> None:
         """Compute full batches. The next one begins while the GPU computes."""
         under_way: _Begun | None = None
         while True:
             pieces = self._take_batch([])
-            if under_way is not None and _count(pieces) < self.spec.batch:
+            if under_way is not None and not _is_full(pieces):
                 # Finish the batch under way first: this costs nothing, and more frames may come to fill this one.
                 self._deliver(*under_way)
                 under_way = None
@@ -214,7 +232,7 @@ class Model:
                 pieces = self._fill(pieces)
                 if not pieces:
                     return
-            begun = self._begin(scorer, pieces)
+            begun = self._begin(pieces[0].block.client.scorer, pieces)
             if under_way is not None:
                 self._deliver(*under_way)
             under_way = begun
@@ -227,25 +245,25 @@ class Model:
                 self._changed.wait_for(lambda: self._clients or self._stopping)
         pieces = self._take_batch(pieces)
         until = time.monotonic() + self._fill_seconds
-        while pieces and _count(pieces) < self.spec.batch:
+        while pieces and not _is_full(pieces):
             with self._changed:
                 if self._stopping or not self._changed.wait_for(lambda: self._clients, until - time.monotonic()):
                     break
             before, pieces = pieces, self._take_batch(pieces)
-            if len(pieces) == len(before):  # the waiting frames have another size
+            if len(pieces) == len(before):  # the waiting frames have another size, or belong in other batches
                 break
         return pieces
 
     def _take_batch(self, pieces: list[_Piece]) -> list[_Piece]:
-        """Add waiting frames to a batch, from the clients that were served least."""
+        """Add waiting frames to a batch, from the clients that were served least and have batches of the same size."""
         pieces = list(pieces)
         with self._changed:
-            while room := self.spec.batch - _count(pieces):
-                shape = pieces[0].block.frames.shape[1:] if pieces else None
-                able = [c for c in self._clients if shape is None or c.blocks[0].frames.shape[1:] == shape]
+            while not _is_full(pieces):
+                able = [client for client in self._clients if not pieces or _fits(client, pieces[0].block)]
                 if not able:
                     break
-                pieces.append(self._take(_least_served(able), room))
+                client = _least_served(able)
+                pieces.append(self._take(client, client.batch - _count(pieces)))
             self._changed.notify_all()
         return pieces
 
@@ -263,7 +281,7 @@ class Model:
                 return None
             client = _least_served(self._clients)
             self._busy += client.threads
-            piece = self._take(client, self.spec.batch)
+            piece = self._take(client, client.batch)
             self._changed.notify_all()
         return piece
 
@@ -326,6 +344,15 @@ class Model:
 
 def _count(pieces: list[_Piece]) -> int:
     return sum(piece.stop - piece.start for piece in pieces)
+
+
+def _is_full(pieces: list[_Piece]) -> bool:
+    return bool(pieces) and _count(pieces) == pieces[0].block.client.batch
+
+
+def _fits(client: Client, block: Block) -> bool:
+    """Whether a client's next frames can be in one batch with a block."""
+    return client.batch == block.client.batch and client.blocks[0].frames.shape[1:] == block.frames.shape[1:]
 
 
 def _least_served(clients: Iterable[Client]) -> Client:

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vlmsafe.io import ray
@@ -36,6 +36,8 @@ class Place:
     """Its TCP address for other machines; empty if it has none."""
     node: str
     clients: int
+    token: str = field(default="", repr=False)
+    """What it asks clients for over TCP."""
 
 
 def actor_name(name: str, number: int) -> str:
@@ -64,7 +66,7 @@ def find(name: str) -> Address | None:
         if place.node == here and Path(parse_address(place.local).place).exists():
             return parse_address(place.local)
         if place.tcp:
-            return parse_address(place.tcp)
+            return replace(parse_address(place.tcp), token=place.token)
     return None
 
 
@@ -79,7 +81,8 @@ def ask(name: str) -> Address:
         last = (answer.stderr.strip().splitlines() or ["it gave no reason"])[-1]
         reason = f"Ray has no service '{name}' now" if answer.returncode == _NOT_THERE else last
         raise ConnectionError(reason)
-    return parse_address(answer.stdout.split()[-1])
+    place, _, token = answer.stdout.splitlines()[-1].rpartition(" ")  # a path may have spaces
+    return replace(parse_address(place), token=token)
 
 
 def main(name: str) -> int:
@@ -89,7 +92,7 @@ def main(name: str) -> int:
         time.sleep(0.5)
         found = find(name)
     if found is not None:
-        print(found)
+        print(found, found.token)
     return 0 if found is not None else _NOT_THERE
 
 

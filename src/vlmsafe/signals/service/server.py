@@ -33,7 +33,7 @@ from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.service.client import describe_scorer
 from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.sockets import listen
-from vlmsafe.signals.service.spec import Address, NotShared, ServiceStopped
+from vlmsafe.signals.service.spec import TOKEN, Address, NotShared, ServiceStopped, WrongToken
 from vlmsafe.signals.service.wire import (
     F_GET_SEALS,
     F_SEAL_SHRINK,
@@ -67,11 +67,18 @@ class Server:
     """Accepts clients until it is stopped. One engine serves all of them."""
 
     def __init__(
-        self, listener: socket.socket, engine: Engine | None = None, *, clients: int = 256, python: bool = True
+        self,
+        listener: socket.socket,
+        engine: Engine | None = None,
+        *,
+        clients: int = 256,
+        python: bool = True,
+        token: str = "",
     ) -> None:
-        """`python` says whether clients may name a scorer of their own, whose code then runs in this process."""
+        """`python` says whether clients may name a scorer of their own, whose code then runs in this process. Clients
+        must show `token`, if there is one."""
         self.engine = engine or Engine()
-        self._listener, self._most, self._python = listener, clients, python
+        self._listener, self._most, self._python, self._token = listener, clients, python, token
         self._connections: set[_Connection] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -111,7 +118,7 @@ class Server:
             with self._lock:
                 full = len(self._connections) >= self._most
                 if not full:
-                    connection = _Connection(accepted, self.engine, self._python, self._forget)
+                    connection = _Connection(accepted, self.engine, self._python, self._token, self._forget)
                     self._connections.add(connection)
             if full:
                 threading.Thread(target=self._turn_away, args=(accepted,), daemon=True).start()
@@ -133,9 +140,15 @@ class _Connection:
     """One client's connection, with the threads that read and write."""
 
     def __init__(
-        self, connection: socket.socket, engine: Engine, python: bool, forget: Callable[[_Connection], None]
+        self,
+        connection: socket.socket,
+        engine: Engine,
+        python: bool,
+        token: str,
+        forget: Callable[[_Connection], None],
     ) -> None:
-        self._channel, self._engine, self._python, self._forget = Channel(connection), engine, python, forget
+        self._channel, self._engine, self._forget = Channel(connection), engine, forget
+        self._python, self._token = python, token
         if not self._channel.local:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _limit(connection, socket.SO_SNDTIMEO, _MESSAGE_SECONDS)
@@ -185,6 +198,8 @@ class _Connection:
             self._refuse(number, "stopping", error)
         except NotShared as error:
             self._refuse(number, "private", error)
+        except WrongToken as error:
+            self._refuse(number, "token", error)
         except VlmsafeError as error:
             self._refuse(number, kind_of_error(error), error)
         except BaseException as error:  # from a user's scorer, such as notes that cannot be sent
@@ -215,7 +230,7 @@ class _Connection:
             raise Malformed(f"{message.kind.name} is not expected now")
 
     def _open(self, message: Message) -> None:
-        spec, prompts, threads = read_open(message.body)
+        spec, prompts, threads = read_open(message.body, self._token)
         self._name = spec.scorer
         if parse_scorer(spec.scorer).kind.user_code and not self._python:
             raise InputError(f"this service runs no code of its clients, such as '{spec.scorer}'; score without it")
@@ -308,11 +323,12 @@ def _mapped(fd: int, layout: Layout, scorer: Scorer) -> NDArray[np.uint8]:
     if os.fstat(fd).st_size != layout.size:
         raise Malformed(f"the memory has {os.fstat(fd).st_size} bytes, and the frames need {layout.size}")
     memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED, mmap.PROT_READ)
+    frames = np.frombuffer(memory, np.uint8)
     if str(scorer.describe().get("device", "")).startswith("cuda"):
         from vlmsafe.signals.scorers.batches import pin  # imported late: only models need torch
 
-        pin(memory)  # if this fails, frames are copied once more
-    return np.frombuffer(memory, np.uint8).reshape(layout.slots, layout.block, *layout.shape)
+        pin(frames, memory)  # if this fails, frames are copied once more
+    return frames.reshape(layout.slots, layout.block, *layout.shape)
 
 
 def _part(connection: socket.socket) -> None:
@@ -349,7 +365,16 @@ def serve(
     clients: int = 256,
     ready: Callable[[], None] = lambda: None,
 ) -> None:
-    """Listen until SIGTERM or SIGINT, then finish the queued work. A second signal ends the process at once."""
+    """Listen until SIGTERM or SIGINT, then finish the queued work. A second signal ends the process at once.
+
+    On TCP, where no file mode keeps others out, clients must show the token that is in the environment.
+    """
+    token = os.environ.get(TOKEN, "") if address.kind == "tcp" else ""
+    if address.kind == "tcp" and not token:
+        raise InputError(
+            f"a service on TCP asks its clients for a token; set the environment variable {TOKEN} here and for the "
+            f"runs, for example: export {TOKEN}=$(openssl rand -hex 16)"
+        )
     share_buffers()
     stopping = threading.Event()
 
@@ -363,7 +388,7 @@ def serve(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, stop)
         allowed = address.kind == "unix" if python is None else python
-        server = Server(listener, engine, clients=clients, python=allowed)
+        server = Server(listener, engine, clients=clients, python=allowed, token=token)
         ready()
         told = False
         # Python handles a signal when this thread wakes, even if another thread received it.

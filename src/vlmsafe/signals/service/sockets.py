@@ -7,11 +7,35 @@ import ipaddress
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.signals.service.spec import SOCKET_LIMIT, Address
+
+
+def user_directory() -> Path:
+    """A directory for sockets that only its owner can use: in $XDG_RUNTIME_DIR, or else in that for temporary files.
+
+    Where everybody can write, somebody else could put a socket in place of one's own.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    parent = Path(runtime) if runtime and os.access(runtime, os.W_OK) else None
+    path = parent / "vlmsafe" if parent else Path(tempfile.gettempdir()) / f"vlmsafe-{os.geteuid()}"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise InputError(
+            f"cannot make the directory {path} for sockets: {error.strerror}; set XDG_RUNTIME_DIR"
+        ) from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise InputError(
+            f"{path} must be a directory that is yours alone (mode 0700), for sockets; move it away, or set "
+            "XDG_RUNTIME_DIR to another directory"
+        )
+    return path
 
 
 def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, Callable[[], None]]:
@@ -26,7 +50,7 @@ def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, 
         raise InputError(f"cannot find the host '{address.place}': {error.strerror}") from None
     if not anywhere and not ipaddress.ip_address(found[4][0]).is_loopback:
         raise InputError(
-            f"{address.place} can be reached from other machines, and the service does not authenticate its clients; "
+            f"{address.place} can be reached from other machines, and frames and the token are sent unencrypted; "
             "use 127.0.0.1, or pass --anywhere if you trust the network"
         )
     listener = socket.socket(found[0], socket.SOCK_STREAM)

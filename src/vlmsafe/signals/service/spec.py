@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.signals.scorers.api import Precision
 
+TOKEN = "VLMSAFE_SERVICE_TOKEN"
+"""The environment variable with the token that a service on TCP asks for. It is never written to a file of a run."""
 SOCKET_LIMIT = 100  # characters of a socket's path; the system allows only a few more
 
 
@@ -28,6 +30,10 @@ class ServiceStopped(VlmsafeError):
     """The service accepts no more work; another one may replace it."""
 
 
+class WrongToken(VlmsafeError):
+    """A client of a service on TCP has not the token that the service asks for."""
+
+
 class GivenUp(VlmsafeError):
     """The client stopped waiting for the service."""
 
@@ -44,6 +50,8 @@ class Address:
     place: str
     """The path of a socket, a host, or the name of a pool of Ray actors."""
     port: int = 0
+    token: str = field(default="", repr=False, compare=False)
+    """What a service on TCP asks for, where it is not in the environment."""
 
     @property
     def absolute(self) -> Address:

@@ -4,7 +4,7 @@ A message is a header of 16 bytes and a body. The header has the body's length. 
 scores, which are plain numbers. Anything malformed is refused before it is used, and nothing is ever unpickled.
 
     client                                          service
-    OPEN    model, prompts, threads, JSON           OPENED    what the scorer is, JSON
+    OPEN    model, prompts, threads, token, JSON    OPENED    what the scorer is, JSON
     NOTES   an environment's name, JSON             NOTED     what its user should be told, JSON
     ATTACH  shape of frames, slots, JSON;           ATTACHED
             on one machine with the descriptor
@@ -16,6 +16,7 @@ scores, which are plain numbers. Anything malformed is refused before it is used
 
 from __future__ import annotations
 
+import hmac
 import json
 import math
 import os
@@ -31,9 +32,9 @@ import numpy as np
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Similarities
-from vlmsafe.signals.service.spec import ModelSpec
+from vlmsafe.signals.service.spec import ModelSpec, WrongToken
 
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("<4sBBHII")  # mark, version, kind, zero, number of the request, length of the body
 _MARK = b"VLMS"
 _PLACE = struct.Struct("<II")  # slot and count, rows and columns
@@ -184,14 +185,21 @@ def fields(body: bytearray, kinds: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def open_body(spec: ModelSpec, prompts: PromptSet | None, threads: int = 0) -> dict[str, Any]:
-    return asdict(spec) | {"prompts": None if prompts is None else prompts.to_dict(), "threads": threads}
+def open_body(spec: ModelSpec, prompts: PromptSet | None, threads: int = 0, token: str = "") -> dict[str, Any]:
+    texts = None if prompts is None else prompts.to_dict()
+    return asdict(spec) | {"prompts": texts, "threads": threads, "token": token}
 
 
-def read_open(body: bytearray) -> tuple[ModelSpec, PromptSet | None, int]:
-    """Model, prompts and the number of the client's threads; InputError for invalid prompts."""
+def read_open(body: bytearray, token: str = "") -> tuple[ModelSpec, PromptSet | None, int]:
+    """Model, prompts and the number of the client's threads; InputError for invalid prompts.
+
+    WrongToken if the client does not have the token, where one is asked for.
+    """
     kinds = {"scorer": str, "device": str, "precision": str, "compile": bool, "batch": int}
-    content = fields(body, kinds | {"prompts": dict | None, "threads": int})
+    content = fields(body, kinds | {"prompts": dict | None, "threads": int, "token": str})
+    shown = content.pop("token")
+    if token and not hmac.compare_digest(shown.encode(), token.encode()):
+        raise WrongToken("the token is another one, or there is none")
     prompts, threads = content.pop("prompts"), content.pop("threads")
     if not 0 <= threads <= _THREADS_LIMIT:
         raise Malformed(f"a client has from 0 to {_THREADS_LIMIT} threads, not {threads}")

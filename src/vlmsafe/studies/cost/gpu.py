@@ -113,7 +113,7 @@ def model_of(config: TrainConfig) -> str:
 def frames_of(config: TrainConfig) -> int:
     """The most frames that a run scores: every k-th step, and those of its calibration."""
     signal = config.signal
-    return config.total_steps // signal.every + (signal.calibration.frames or 0) * signal.needs_calibration
+    return config.total_steps // signal.period + (signal.calibration.frames or 0) * signal.needs_calibration
 
 
 def notes(rows: list[GpuRow], rates: Rates | None = None) -> list[str]:

@@ -70,7 +70,7 @@ class Speeds:
         if (measured := self._runs.get(_key(config))) is not None:
             return measured * config.total_steps, _FROM_RUNS
         step, passed = self._env(config.env, "step"), self.parts.get((config.learner.algorithm, "pass"))
-        scored = self._scoring(config.env, [config.signal.scorer], config.signal.every)
+        scored = self._scoring(config.env, [config.signal.scorer], config.signal.period)
         if step is None or passed is None or scored is None:
             return None, _UNKNOWN
         spec = config.spec
@@ -88,7 +88,7 @@ class Speeds:
         if step is None or passed is None or scored is None:
             return None
         starts = config.epochs * config.num_envs if config.spec.fresh_process else config.num_envs
-        per_step = config.action_repeat * step + scored / config.signal.every + config.learner.update_iters * passed
+        per_step = config.action_repeat * step + scored / config.signal.period + config.learner.update_iters * passed
         return config.total_steps * per_step + starts * (self._env(config.env, "start") or 0.0)
 
     def episodes(self, spec: RunSpec, request: EpisodeRequest, *, trace: bool) -> float | None:
@@ -164,7 +164,8 @@ def _key(config: TrainConfig) -> Key:
     signal = config.signal
     return (
         config.env, config.num_envs, config.action_repeat, config.learner.algorithm, config.learner.update_iters,
-        config.learner.hidden, config.learner.batch_size, signal.scorer, signal.every if signal.scorer != "none" else 0,
+        config.learner.hidden, config.learner.batch_size, signal.scorer,
+        signal.period if signal.scorer != "none" else 0,
     )  # fmt: skip
 
 

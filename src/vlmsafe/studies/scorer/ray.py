@@ -10,7 +10,7 @@ threads, signal handlers and a hundred megabytes to the process that uses it.
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from vlmsafe import kernels
@@ -27,13 +27,13 @@ _STARTING = 120.0
 class ServiceActor:
     """Hosts a server; an actor of Ray."""
 
-    def __init__(self, socket: str, anywhere: bool, chosen: kernels.Kernels) -> None:
+    def __init__(self, socket: str, token: str, anywhere: bool, chosen: kernels.Kernels) -> None:
         kernels.choose(chosen)  # a cluster that a pinned process started has that process's variables
         # Before PyTorch is loaded: busy-waiting threads would take the cores from the runs.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from vlmsafe.signals.service.engine import Engine
         from vlmsafe.signals.service.server import Server, share_buffers
-        from vlmsafe.signals.service.sockets import listen
+        from vlmsafe.signals.service.sockets import listen, user_directory
 
         share_buffers()
         ray = import_ray()
@@ -41,18 +41,20 @@ class ServiceActor:
         engine = Engine(cores=usable_cores())  # Ray limits torch to one, but nothing else in this process computes
         remove_left_behind()
         # The name stays the same when Ray restarts the actor, so restarts leave no files behind.
-        self._local = Address("unix", os.path.join(tempfile.gettempdir(), socket))
+        self._local = Address("unix", str(user_directory() / socket))
         listener, self._clean_up = listen(self._local)
         self._servers = [Server(listener, engine)]
         self._tcp = ""
         if anywhere:
             listener, _ = listen(Address("tcp", self._node, 0), anywhere=True)
             self._tcp = str(Address("tcp", self._node, listener.getsockname()[1]))
-            # Everyone on the network can connect, so the server runs no code that a client names.
-            self._servers.append(Server(listener, engine, python=False))
+            # Everyone on the network can connect, so it asks for a token, and runs no code that a client names.
+            self._servers.append(Server(listener, engine, python=False, token=token))
+        self._token = token
 
     def place(self) -> Place:
-        return Place(str(self._local), self._tcp, self._node, sum(server.clients for server in self._servers))
+        clients = sum(server.clients for server in self._servers)
+        return Place(str(self._local), self._tcp, self._node, clients, self._token)
 
     def process(self) -> int:
         return os.getpid()
@@ -83,10 +85,11 @@ class RayService:
         kind = ray.remote(max_restarts=-1, max_task_retries=-1, max_concurrency=4, num_cpus=0, num_gpus=min(1, gpus))
         made = kind(ServiceActor)
         # Ray may load numpy before it makes the actor, so its process must be started with these variables.
+        token = secrets.token_hex(16)  # Ray gives it to the clients with the address
         started_with = {"env_vars": kernels.variables(chosen)}
         self.actors = [
             made.options(name=actor_name(name, number), runtime_env=started_with).remote(
-                socket_name(name, number), anywhere, chosen
+                socket_name(name, number), token, anywhere, chosen
             )
             for number in range(replicas or gpus or 1)
         ]

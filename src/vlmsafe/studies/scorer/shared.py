@@ -20,6 +20,7 @@ from vlmsafe import kernels
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import disk_errors, make_directory
 from vlmsafe.signals.scorers.registry import kind_of
+from vlmsafe.signals.service.sockets import user_directory
 from vlmsafe.studies.launch.local import start_process, stop_process
 from vlmsafe.studies.study import RunSpec
 
@@ -63,14 +64,14 @@ def service_name(title: str) -> str:
 
 
 def socket_name(name: str, number: int) -> str:
-    """The file name of a service's socket in the folder for temporary files."""
+    """The file name of a service's socket in the user's directory for sockets."""
     return f"vlmsafe-{name}-{number}"
 
 
 def remove_left_behind() -> None:
     """Remove sockets and locks of services that were killed; a live service holds the lock of its socket."""
     own = re.compile(r"vlmsafe-.+-[0-9a-f]{8}-[0-9]+\.lock")
-    found = [path for path in Path(tempfile.gettempdir()).glob("vlmsafe-*.lock") if own.fullmatch(path.name)]
+    found = [path for path in user_directory().glob("vlmsafe-*.lock") if own.fullmatch(path.name)]
     for path in found:
         with contextlib.suppress(OSError):  # another user's, in use, or just removed by another process
             if time.time() > path.lstat().st_mtime + _YOUNG:
@@ -92,7 +93,7 @@ class LocalScorer:
     """`vlmsafe serve` on this machine, restarted if it dies."""
 
     def __init__(self, title: str, log: Path, chosen: kernels.Kernels = "baseline") -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="vlmsafe-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="study-", dir=user_directory()))
         self._socket, self._log, self._kernels = self._folder / "scorer", log, chosen
         self.address = f"unix:{self._socket}"
         self._start()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class EmbeddedScorer(DualEncoder):
     """Cosines of frames with prompts, from a model of this project."""
 
-    calibrated = True
+    gate = "calibrated"
 
     def __init__(
         self,
@@ -82,6 +82,11 @@ class EmbeddedScorer(DualEncoder):
         other = copy.copy(self)
         other.groups = prompts.sizes
         other._read(prompts)
+        return other
+
+    def with_batch(self, batch: int) -> EmbeddedScorer:
+        other = copy.copy(self)
+        other.batch, other._pipelines = batch, {}  # their buffers hold batches of one size
         return other
 
     @torch.inference_mode()
