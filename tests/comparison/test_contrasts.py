@@ -58,7 +58,7 @@ def entry(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"plus": "a"}, "'plus' is 'a'; expected a list of {arm: ..., env: ...}, or of arms with 'env'"),
+        ({"plus": "a"}, "'plus' is 'a'; expected a list of {arm: ..., env: ...}, or a list of arms"),
         ({"plus": [{"arm": "a", "env": "x"}, {"arm": "c", "env": "x"}]}, "2 cells under 'plus' and 1 under 'minus'"),
         ({"plus": [{"arm": "b", "env": "x"}]}, "appears twice"),
         ({"divide": 0}, "'divide' is 0"),

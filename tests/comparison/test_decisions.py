@@ -26,7 +26,17 @@ def test_holm_goes_from_the_smallest_p_on_and_stops_at_the_first_that_fails():
     assert decided([0.03, 0.02, 0.04], "holm", 3) == [0, 0, 0]
     assert decided([0.03, 0.01, None], "holm", 3) == [0, -1, 0]  # the missing one may still turn out significant
     levels = [one.level for one in decide([Tested(0.06, p, 1) for p in (0.03, 0.01, None)], "holm", 3)]
-    assert levels == pytest.approx([0.03, 0.02, 0.06])
+    assert levels == pytest.approx([0.03, 0.02, 0.03])
+
+
+@given(
+    st.lists(st.none() | st.floats(0.0, 1.0), min_size=1, max_size=6), st.sampled_from(["none", "bonferroni", "holm"])
+)
+def test_a_test_is_decided_exactly_where_its_p_is_below_its_level(ps, correction):
+    found = decide([Tested(0.05, p, -1) for p in ps], correction, len(ps))
+    assert [bool(one.decided) for one in found] == [
+        p is not None and p < one.level for p, one in zip(ps, found, strict=True)
+    ]
 
 
 @given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=6), st.integers(0, 3))
@@ -42,6 +52,8 @@ def test_a_joint_claim_is_one_test_with_the_largest_p_of_its_parts():
     assert [one.decided for one in decide([*parts, Tested(0.05, 0.5, 1)], "bonferroni", 2)] == [0, 0, 0]
     failed = decide([parts[0], Tested(0.05, 0.06, 1, joint)], "none", 1)
     assert [(one.decided, one.joint_holds, one.joint_p) for one in failed] == [(0, False, 0.06)] * 2
+    looked = [Tested(0.05, 0.001, -1, joint), Tested(0.003, 0.004, 1, joint)]  # each look has a level of its own
+    assert [one.decided for one in decide(looked, "none", 1)] == [0, 0]
     untested = decide([parts[0], Tested(0.05, None, 1, joint)], "none", 1)
     assert [(one.decided, one.joint_p) for one in untested] == [(0, None)] * 2
 

@@ -1,13 +1,13 @@
 """The frozen protocol: what counts as a change, when a claim was decided, and a file that shows if it was edited."""
 
-import copy
 import json
 from dataclasses import dataclass, replace
 
 import pytest
+from frozen_study import CONTRAST, COST, RETURN, content
 
-from vlmsafe.comparison.changes import changes, claim_defaults, plain_claims
-from vlmsafe.comparison.claims import Claim, Claims, ContrastCell, ContrastClaim
+from vlmsafe.comparison.changes import changes, claim_defaults
+from vlmsafe.comparison.claims import Claim, Claims
 from vlmsafe.comparison.preregistration import (
     PROTOCOL_FILE,
     FrozenProtocol,
@@ -22,19 +22,6 @@ from vlmsafe.comparison.preregistration import (
 from vlmsafe.errors import InputError
 
 BEFORE, LATE = Moment(0, 0, 40), Moment(14, 12, 40)
-COST = Claim("oracle", "plain", about=("signal",))
-RETURN = replace(COST, outcome="env_return")
-CONTRAST = ContrastClaim("gate x bonus", (ContrastCell("oracle", "speeding"),), (ContrastCell("plain", "speeding"),))
-
-
-def content(claims, **changed):
-    cell = {
-        "environment": "speeding", "arm": "oracle", "method": "vlm-ppo-lag", "seeds": [1, 2], "total_steps": 80,
-        "settings": {"signal.scorer": "oracle"}, "evaluations": {"held-out": 3},
-    }  # fmt: skip
-    design = {"study": "small", "question": "Why?", "cells": [cell, {**cell, "arm": "plain"}]}
-    looks = {"at": [1.0], "spending": "obrien-fleming"}
-    return copy.deepcopy({**design, "looks": looks, "claims": plain_claims(claims), **changed})
 
 
 def protocol(*versions):

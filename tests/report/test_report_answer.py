@@ -285,6 +285,16 @@ def test_an_interim_look_has_a_level_of_its_own_and_the_seeds_that_it_planned(tm
     assert "interim look 1 of 2 at level 0.0056" in sentence(one)
 
 
+def test_with_several_looks_each_claim_has_its_own_part_of_the_level_as_bonferroni_divides_it(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12])
+    both = tuple(Claim(SIGNAL, PLAIN, outcome=outcome, source="held-out") for outcome in ("catastrophe", "violation"))
+    seeds = {(ENV, arm): tuple(range(4)) for arm in (SIGNAL, PLAIN)}
+    info = StudyInfo("study", claims=Claims(both, "holm"), planned_seeds=seeds, looks=Looks((0.5, 1.0)))
+    found = results(read_dataset([tmp_path], info))
+    assert len({one.level for one in found}) == 1
+    assert all("with Bonferroni's correction for 2 tests" in sentence(one) for one in found)
+
+
 def test_a_run_that_is_still_training_does_not_complete_the_seeds(tmp_path):
     for method in (SIGNAL, PLAIN):
         for seed in range(4):

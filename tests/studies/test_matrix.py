@@ -153,7 +153,7 @@ SEVENTEEN = "[" + ", ".join(map(str, range(1, 18))) + "]"
         ("{signal.scorer: [oracle, oracle]}", "line 11: 'signal.scorer' has two values that are both labelled"),
         ('{signal.scorer: ["a:b", a/b]}', "line 11: 'signal.scorer' has two values that are both labelled 'a-b'"),
         ("{signal.scorer: {a b: noise}}", "line 11: the label is 'a b'; expected letters"),
-        ("{path: {bonus: 0.1}}", "line 11: 'path' is no setting, so 'bonus' needs settings of its own; got 0.1"),
+        ("{path: {bonus: 0.1}}", "line 11: 'path' is not a setting, so 'bonus' needs settings of its own; got 0.1"),
         ("{path: {bonus: {signal.evry: 4}}}", "line 11: unknown setting 'signal.evry'"),
         ("{signal.scorer: [orcale, noise]}", "line 9: arm 'control-orcale' on speeding"),
         (

@@ -51,6 +51,13 @@ def test_a_pilot_gives_the_deviations_of_its_arms(tmp_path):
     assert "sd 10.0 pp and 10.0 pp from 3 and 3 pilot runs" in str(row)
 
 
+def test_a_plan_says_that_its_power_leaves_out_interim_looks(tmp_path):
+    looking = parse_study(f"{STUDY.format(env='metadrive-easy', claim='test: welch')}looks: {{at: [0.5, 1.0]}}\n", "a")
+    line = "the power is that of one test with all seeds; interim looks lower it a little"
+    assert line in powers(looking, tmp_path).notes
+    assert line not in powers(study(), tmp_path).notes
+
+
 def test_a_pilot_with_other_arms_gives_their_pooled_deviation(tmp_path):
     (row,) = powers(study(), tmp_path, pilot=pilot(tmp_path / "pilot", ("base", "other"))).rows
     assert "sd 10.0 pp of 'signal' from 6 pilot runs of 2 arms, pooled, sd 10.0 pp of 'base' from 3 pilot runs" in str(
@@ -151,6 +158,15 @@ def refused(capsys, *words):
     assert not shown.out
     assert len(shown.err.strip().splitlines()) == 1
     return shown.err
+
+
+def test_plan_takes_the_claims_that_somebody_wrote_into_the_folder(capsys, here):
+    (here / "runs" / "mine").mkdir(parents=True)
+    own = "comparisons: [{first: signal, second: base, outcome: env_return, test: paired-t}]\n"
+    (here / "runs" / "mine" / "claims.yaml").write_text(own)
+    main(["study", "plan", "mine.yaml"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("power: ")]
+    assert line.startswith("power: speeding, environment return of 'signal' against 'base': ")
 
 
 def test_plan_prints_the_power_of_each_claim(capsys, here):

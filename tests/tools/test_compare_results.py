@@ -63,7 +63,7 @@ def folders(tmp_path):
         table.write_parquet(run / folder / "held-out.parquet")
     (run / "traces" / "held-out.json").write_text('{"every": 4, "fingerprint": "a"}')
     (before / "audit-study.json").write_text(json.dumps(AUDIT))
-    cells = {"arm": "a", "cost": 2.5, "p": "14/20", "says": "not told apart", "audit": "warning: few", "hours": 0.1}
+    cells = {"arm": "a", "cost": 2.5, "p": "14/20", "says": "not significant", "audit": "warning: few", "hours": 0.1}
     write(before / REPORT / "table-summary.csv", [cells])
     points = [{"panel": "Cost", "group": "a", "x": 1.0, "y": 2.0}, {"panel": "Cost", "group": "b", "x": 1.0, "y": 3.0}]
     write(before / REPORT / "figure-curves.csv", points)

@@ -24,12 +24,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
-from vlmsafe.analysis.statistics import Float64, Pairs, finite_vector
-from vlmsafe.errors import InputError
+from vlmsafe.analysis.statistics import LEVEL, Float64, Pairs, checked_level, finite_vector
 
 Method = Literal["t", "permutation", "sign-flip", "percentile bootstrap"]
 
-LEVEL = 0.95
 _LISTED = 200_000  # splits or choices of sign that are listed; a sample of this size stands for more
 
 
@@ -124,7 +122,7 @@ def permutation_interval(
     False
     """
     a, b = finite_vector(first, "first arm"), finite_vector(second, "second arm")
-    _check(level)
+    checked_level(level)
     exchanged, gains = _exchanges(a, b, np.random.default_rng(seed))
     high = _upper_shift(a, b, exchanged, gains, 1.0 - level, one_sided)
     low = -_upper_shift(-a, -b, exchanged, -gains, 1.0 - level, one_sided)
@@ -186,7 +184,7 @@ def sign_flip_interval(pairs: Pairs, *, level: float = LEVEL, seed: int = 0) -> 
     Interval(estimate=3.2, low=1.0, high=6.0, level=0.9, method='sign-flip')
     """
     differences = finite_vector(pairs.differences, "sign-flip interval")
-    _check(level)
+    checked_level(level)
     count = len(differences)
     if 1 << count <= _LISTED:
         flips = (np.arange(1, 1 << count)[:, None] >> np.arange(count)) & 1
@@ -202,10 +200,4 @@ def sign_flip_interval(pairs: Pairs, *, level: float = LEVEL, seed: int = 0) -> 
 
 
 def _t(level: float, df: float) -> float:
-    _check(level)
-    return float(stats.t.ppf((1.0 + level) / 2.0, df))
-
-
-def _check(level: float) -> None:
-    if not 0 < level < 1:
-        raise InputError(f"the level is {level}; expected a share between 0 and 1, such as {LEVEL}")
+    return float(stats.t.ppf((1.0 + checked_level(level)) / 2.0, df))

@@ -14,13 +14,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vlmsafe.analysis.statistics import Float64, Int64, Pairs, finite_vector
+from vlmsafe.analysis.statistics import LEVEL, Float64, Int64, Pairs, checked_level, finite_vector
 from vlmsafe.errors import InputError
 
 Unit = Literal["runs", "episodes"]
 
 RESAMPLES = 10_000
-LEVEL = 0.95
 LEAST = 3
 """The least number of runs for an interval. Two runs have only three different resamples."""
 _DRAWS = 1 << 22  # indices held at a time; bounds the memory
@@ -37,10 +36,6 @@ class PercentileInterval:
     resamples: int
     unit: Unit
     """What was resampled."""
-
-    @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
 
 
 def bootstrap_mean(
@@ -93,7 +88,6 @@ def _resampled(size: int, resamples: int, rng: np.random.Generator, statistic: C
 
 
 def _interval(estimate: float, resampled: Float64, level: float, unit: Unit) -> PercentileInterval:
-    if not 0 < level < 1:
-        raise InputError(f"the level is {level}; expected a share between 0 and 1, such as {LEVEL}")
+    checked_level(level)
     low, high = np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2])
     return PercentileInterval(estimate, float(low), float(high), level, len(resampled), unit)

@@ -2,8 +2,8 @@
 
 The unit of every comparison is one run (one training seed), because episodes of one policy resemble each other. So the
 rate of an arm is the mean of its runs' rates. Three conventions hold throughout. Standard deviations are population
-deviations (divided by n). Thresholds are strict: an episode that costs exactly the budget is no violation. A difference
-is first arm minus second. Intervals are in `intervals` and `resampling`, permutation and sign-flip tests in
+deviations (divided by n). Thresholds are strict: an episode that costs exactly the budget is not a violation. A
+difference is first arm minus second. Intervals are in `intervals` and `resampling`, permutation and sign-flip tests in
 `exact_tests`.
 """
 
@@ -22,6 +22,15 @@ Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 
 CATASTROPHE = 4.0  # a catastrophe costs more than this many budgets
+LEVEL = 0.95
+"""The level of an interval where none is given."""
+
+
+def checked_level(level: float) -> float:
+    """The level of an interval, or an `InputError`."""
+    if not 0 < level < 1:
+        raise InputError(f"the level is {level}; expected a share between 0 and 1, such as {LEVEL}")
+    return level
 
 
 def finite_vector(values: ArrayLike, what: str, *, least: int = 1) -> Float64:

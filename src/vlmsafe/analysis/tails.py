@@ -16,8 +16,7 @@ import polars as pl
 from numpy.typing import ArrayLike
 from scipy import special
 
-from vlmsafe.analysis.intervals import LEVEL
-from vlmsafe.analysis.statistics import finite_vector
+from vlmsafe.analysis.statistics import LEVEL, checked_level, finite_vector
 from vlmsafe.analysis.tables import floats
 from vlmsafe.errors import InputError
 
@@ -64,7 +63,7 @@ DISTANCES = (
 
 
 def distance_of(tables: Sequence[pl.DataFrame]) -> Distance | None:
-    """The distance that every one of these evaluation tables has in full, and covers some of; None if there is none."""
+    """The first distance that all these evaluation tables have without gaps, with a sum above 0; None without one."""
     for distance in DISTANCES:
         if tables and all(_covers(table, distance.column) for table in tables):
             return distance
@@ -79,7 +78,7 @@ def _covers(table: pl.DataFrame, column: str) -> bool:
 def cvar(costs: ArrayLike, share: float = SHARE) -> float:
     """The mean of the costliest `share` of the episodes: the conditional value at risk.
 
-    If the share is no whole number of episodes, the last one counts in part.
+    If the share is not a whole number of episodes, the last one counts in part.
 
     >>> cvar([0, 1, 2, 3, 4, 5, 6, 7, 8, 10], 0.15)
     9.333333333333334
@@ -126,7 +125,7 @@ def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: fl
     """How probably a run of the first arm is lower than one of the second (Agarwal et al. 2021). Ties count half.
 
     The estimate is the share of all pairs of runs in which the first is lower. Its variance is at most
-    p (1 - p) / min(m, n), that of a rate of min(m, n) trials, whatever the two distributions are (van Dantzig 1951).
+    p (1 - p) / min(m, n), that of a rate of min(m, n) trials, for any two distributions (van Dantzig 1951).
     The interval is Wilson's for such a rate. It is wide: three runs that are all lower give 0.44 to 1.
 
     >>> round(probability_of_improvement([1.0, 2.0, 3.0], [3.0, 4.0, 5.0]).estimate, 3)
@@ -136,8 +135,8 @@ def probability_of_improvement(first: ArrayLike, second: ArrayLike, *, level: fl
     below = np.less.outer(a, b) + 0.5 * np.equal.outer(a, b)
     share, runs = float(below.mean()), min(len(a), len(b))
     if runs < 2 or np.ptp(np.concatenate([a, b])) == 0:
-        return RunEstimate(share, None, None, _checked(level), runs)
-    z2 = float(special.ndtri((1 + _checked(level)) / 2)) ** 2
+        return RunEstimate(share, None, None, checked_level(level), runs)
+    z2 = float(special.ndtri((1 + checked_level(level)) / 2)) ** 2
     centre = (share + z2 / (2 * runs)) / (1 + z2 / runs)
     reach = math.sqrt(z2 * share * (1 - share) / runs + (z2 / (2 * runs)) ** 2) / (1 + z2 / runs)
     low, high = max(0.0, centre - reach), min(1.0, centre + reach)
@@ -171,15 +170,9 @@ def cost_per_distance(costs: ArrayLike, distances: ArrayLike, *, level: float = 
 
 def _estimate(value: float, error: float, runs: int, level: float) -> RunEstimate:
     """A value with its t interval on the log scale; without one if the error is 0, or if it would say nothing."""
-    place = (1 + _checked(level)) / 2
+    place = (1 + checked_level(level)) / 2
     reach = float(special.stdtrit(runs - 1, place)) * error if error and runs >= LEAST else 0.0
     if not 0 < reach <= math.log(_WIDEST) * value:
         return RunEstimate(value, None, None, level, runs)
     factor = math.exp(reach / value)
     return RunEstimate(value, value / factor, value * factor, level, runs)
-
-
-def _checked(level: float) -> float:
-    if not 0 < level < 1:
-        raise InputError(f"the level is {level}; expected a share between 0 and 1, such as {LEVEL}")
-    return level

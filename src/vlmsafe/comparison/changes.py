@@ -15,7 +15,7 @@ from vlmsafe.comparison.claims import Claim
 
 Plain = Mapping[str, Any]
 
-_NOT_CLAIMED = "stated"  # whether somebody claims it is no part of a claim
+_NOT_CLAIMED = "stated"  # a field about the claim, and not part of what it claims
 _IDENTITY = ("list", "name", "first", "second", "env")  # claims that agree in these are forms of one claim
 _SHARED = ""  # the defaults of what holds for all claims, among those of the lists
 

@@ -186,7 +186,7 @@ def _claim(entry: Any, source: str) -> Claim:
     claim = from_dict(entry, Claim("", ""), source)
     if claim.first == claim.second:
         raise InputError(f"{source}: an arm cannot be compared with itself, '{claim.first}'")
-    _check_level(claim.alpha, source)
+    _check_level(claim, source)
     _check_margin(claim, source)
     named_pattern(claim.about)  # raises an error if a comparison cannot be about this
     return claim
@@ -201,9 +201,13 @@ def _check_entries(entry: Mapping[str, Any], kind: type, choices: Mapping[str, S
             raise InputError(f"{source}: {unknown_name(name, str(value), choices[name])}")
 
 
-def _check_level(alpha: float, source: str) -> None:
-    if not 0.0 < alpha < 1.0:
-        raise InputError(f"{source}: alpha is {alpha}; it must lie between 0 and 1")
+def _check_level(claim: Claim | ContrastClaim, source: str) -> None:
+    # The interval of a one-sided claim has the level 1 - 2 alpha.
+    one_sided = claim.sides != "two-sided" or (isinstance(claim, Claim) and claim.kind != "difference")
+    most = 0.5 if one_sided else 1.0
+    if not 0.0 < claim.alpha < most:
+        sides = " for a one-sided test" if one_sided else ""
+        raise InputError(f"{source}: alpha is {claim.alpha}; it must lie between 0 and {most:g}{sides}")
 
 
 def _check_margin(claim: Claim, source: str) -> None:
@@ -230,16 +234,18 @@ def _check_margin(claim: Claim, source: str) -> None:
 
 def _refuse_contradictions(claims: Sequence[Claim], source: str) -> None:
     """Refuse claims that cannot both be true, and joint claims that are not joint."""
-    towards: dict[tuple[str, ...], int] = {}
+    towards: dict[tuple[str, ...], list[tuple[str | None, int]]] = {}
     for claim in claims:
         sign = {"less": -1, "greater": 1}.get(claim.sides, 0)
         if not sign or not claim.tested:
             continue
         swapped = claim.first > claim.second
         names = (claim.second, claim.first) if swapped else (claim.first, claim.second)
-        key = (*names, claim.env or "", claim.outcome, claim.source, claim.window)
         sign = -sign if swapped else sign
-        if towards.setdefault(key, sign) != sign:
+        others = towards.setdefault((*names, claim.outcome, claim.source, claim.window), [])
+        same_env = [other for env, other in others if env is None or claim.env is None or env == claim.env]
+        others.append((claim.env, sign))
+        if -sign in same_env:
             raise InputError(
                 f"{source}: two claims on {claim.outcome} of {claim} contradict each other; one of them says less, the "
                 "other greater. Claim one of them, or 'sides: two-sided'"
@@ -248,6 +254,13 @@ def _refuse_contradictions(claims: Sequence[Claim], source: str) -> None:
         own = [claim for claim in claims if claim.joint == name]
         if len(own) < 2:
             raise InputError(f"{source}: the joint claim '{name}' has one part; expected two or more, or no 'joint'")
+        envs = [claim.env for claim in own]
+        alone = [env for env in ([None] if None in envs else envs) if envs.count(env) < 2]
+        if alone:
+            raise InputError(
+                f"{source}: the joint claim '{name}' has one part on {alone[0] or 'every environment'}; a joint claim "
+                "holds on one environment at a time, so give all its parts the same 'env', or none of them"
+            )
         if len({claim.alpha for claim in own}) > 1:
             raise InputError(f"{source}: the parts of the joint claim '{name}' have different levels; give one alpha")
         if any(not claim.tested for claim in own):
@@ -278,8 +291,8 @@ def _contrast(entry: Any, source: str) -> ContrastClaim:
         right = isinstance(cells, Sequence) and not isinstance(cells, str) and len(cells) > 0
         if not right or any(not isinstance(cell, Mapping) or set(cell) != {"arm", "env"} for cell in cells):
             raise InputError(
-                f"{source}: '{side}' is {cells!r}; expected a list of {{arm: ..., env: ...}}, or of arms with 'env' "
-                "beside it"
+                f"{source}: '{side}' is {cells!r}; expected a list of {{arm: ..., env: ...}}, or a list of arms "
+                "and one 'env' for all of them"
             )
     claim = from_dict(entry, ContrastClaim(""), source)
     if len(claim.plus) != len(claim.minus):
@@ -291,7 +304,7 @@ def _contrast(entry: Any, source: str) -> ContrastClaim:
         raise InputError(f"{source}: an arm on an environment appears twice")
     if not 0.0 < claim.divide < math.inf:
         raise InputError(f"{source}: 'divide' is {claim.divide}; expected a finite number above 0")
-    _check_level(claim.alpha, source)
+    _check_level(claim, source)
     return claim
 
 

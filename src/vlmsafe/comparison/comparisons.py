@@ -65,8 +65,13 @@ def planned_cells(
 
 
 def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], ArmRecord]) -> tuple[Claims, list[str]]:
-    """The claims that have runs of both arms, and a line about each claim that waits for runs of a study."""
-    kept, missing = [], []
+    """The claims that have runs of both arms, and a line about each claim that waits for runs of a study.
+
+    A joint claim waits as a whole: its other parts alone would be judged as if they were all of it.
+    """
+    kept: list[Claim] = []
+    missing: list[str] = []
+    incomplete: set[str] = set()
     for claim in claims.comparisons:
         envs = [claim.env] if claim.env else list(dict.fromkeys(env for env, _ in arms))
         if any({(env, claim.first), (env, claim.second)} <= set(arms) for env in envs):
@@ -74,7 +79,10 @@ def claims_with_runs(claims: Claims, arms: Mapping[tuple[str, str], ArmRecord]) 
         else:
             where = f" on {claim.env}" if claim.env else ""
             missing.append(f"no runs yet for the comparison {claim}{where}")
-    return dataclasses.replace(claims, comparisons=tuple(kept)), missing
+            incomplete |= {claim.joint} - {""}
+    missing += [f"the joint claim '{name}' waits for runs of all its parts" for name in sorted(incomplete)]
+    complete = tuple(claim for claim in kept if claim.joint not in incomplete)
+    return dataclasses.replace(claims, comparisons=complete), missing
 
 
 def _resolve(claim: Claim, arms: Mapping[tuple[str, str], ArmRecord]) -> list[Comparison]:

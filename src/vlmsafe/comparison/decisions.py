@@ -7,6 +7,7 @@ count too, because otherwise an unfinished study would be judged at a level that
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,24 +51,25 @@ def decide(tests: Sequence[Tested], correction: Correction, count: int) -> list[
     """Decide tests, of which there are `count` in all, together.
 
     Bonferroni divides each level by the count. Holm does so for the smallest p, divides by one less for each next p,
-    and stops at the first that is not significant. A joint claim is one test with the largest p of its parts: it holds
-    if all of them are significant at its level, and needs no correction for their number.
+    and stops at the first that is not significant. The tests after it are not judged at a more generous level than that
+    one, so that no p is below the level of a test that is not significant. A joint claim is one test with the largest p
+    of its parts: it holds if all of them are significant at its level, which is the strictest of theirs, and needs no
+    correction for their number.
     """
     units: dict[tuple[object, ...], list[int]] = {}
     for place, test in enumerate(tests):
         units.setdefault(test.joint or (place,), []).append(place)
     count = max(count, len(units))
     found: dict[int, Decision] = {}
-    going_on = True
+    most = math.inf  # the level at which Holm stopped
     for order, (unit, p) in enumerate(
         sorted(_with_p(units, tests), key=lambda pair: (pair[1] is None, pair[1] or 0.0))
     ):
-        alpha = min(tests[place].alpha for place in unit)  # looks give one- and two-sided parts other levels
         left = {"none": 1, "bonferroni": count, "holm": count - order}[correction]
-        level = alpha / left
+        level = min(most, min(tests[place].alpha for place in unit) / left)
         holds = p is not None and p < level
-        if correction == "holm":
-            going_on = holds = going_on and holds
+        if correction == "holm" and not holds:
+            most = level
         for place in unit:
             test = tests[place]
             own = test.direction if holds and test.p is not None else 0

@@ -1,8 +1,9 @@
 """Judging: what the claimed test says about the outcomes of two arms, and the interval of their difference.
 
 The interval of a claim comes from its own test. For an exact test it consists of all differences that the test does not
-reject, so that it excludes zero exactly where the test is significant. Where the runs are too few for that, so that no
-difference can be rejected, it is a t interval. A one-sided claim at alpha has an interval of level 1 - 2 alpha.
+reject, so that it excludes zero exactly where the test is significant at the claimed level. Where the runs are too few
+for that, so that no difference can be rejected, it is a t interval. A one-sided claim at alpha has an interval of level
+1 - 2 alpha. Intervals are not corrected for other claims.
 """
 
 from __future__ import annotations

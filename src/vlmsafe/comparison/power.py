@@ -281,8 +281,8 @@ def detectable_sentence(
     """What the runs of a comparison that is not significant could have detected, with the deviation that they have.
 
     `level` is the level of the test after the claims' correction; by default the claim's own. None if there is nothing
-    to say: no test, too few runs, or runs that do not differ. This is no power of the observed difference, which would
-    only repeat its p.
+    to say: no test, too few runs, or runs that do not differ. This is not the power for the observed difference, which
+    would only repeat its p.
 
     >>> claim = Claim("a", "b", test="welch")
     >>> detectable_sentence(claim, dict(enumerate([1.0, 3.0, 5.0])), dict(enumerate([2.0, 4.0, 9.0])))

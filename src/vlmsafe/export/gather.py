@@ -38,7 +38,7 @@ class ExportedRun:
     tables: Mapping[str, pl.DataFrame]
     """Every evaluation by the name of its table, such as held-out or held-out-epoch-00005."""
     findings: tuple[Finding, ...]
-    """Those that are about this run, its arm, or a comparison of its arm."""
+    """Those that are about this run, its arm, a comparison of its arm, its environment, or all runs."""
     status: Status
     """Whether it is finished."""
     seconds: tuple[float, ...]

@@ -118,7 +118,7 @@ def _part(result: ComparisonResult) -> str:
     decision, name = result.decision, result.comparison.claim.joint
     assert decision is not None
     if decision.joint_p is None:
-        return f"Part of the joint claim '{name}', of which another part has too few runs to be tested"
+        return f"Part of the joint claim '{name}', of which another part is not tested yet"
     state = "holds" if decision.joint_holds else "is not shown"
     return f"Part of the joint claim '{name}', which {state}: the largest p of its parts is {decision.joint_p:.2g}"
 

@@ -166,7 +166,8 @@ def all_results(dataset: Dataset) -> tuple[list[ComparisonResult], list[Contrast
     waiting = [_waiting(one, dataset, plan) for one in contrasts]
     others = [replace(one.tested, p=None) if why else one.tested for one, why in zip(contrasts, waiting, strict=True)]
     judged, decisions = judge_all(dataset.compared, correction, dataset.tests, others, plan)
-    text = "" if correction == "none" else f"with {_CORRECTIONS[correction]} correction for {_tests(dataset)}"
+    used = correction if len(plan.looks.at) == 1 or correction == "none" else "bonferroni"  # as `judge_all` says
+    text = "" if used == "none" else f"with {_CORRECTIONS[used]} correction for {_tests(dataset)}"
     return (
         [ComparisonResult(one, text if one.decision else "", _worst_about(one, dataset.audit)) for one in judged],
         [ContrastResult(*one) for one in zip(contrasts, decisions, [text] * len(contrasts), waiting, strict=True)],

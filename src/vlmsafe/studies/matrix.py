@@ -23,7 +23,7 @@ from vlmsafe.errors import unknown_name
 from vlmsafe.studies.document import NAME, Place, StudyFile, known_settings, read_settings, setting_name, shown
 
 MOST_ARMS = 256
-"""Of one matrix. More are hardly meant: each has runs on every environment with every seed."""
+"""Of one matrix. More are probably a mistake: each arm has runs on every environment with every seed."""
 _ILLEGAL = re.compile(r"[^A-Za-z0-9._-]+")
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _ENTRY = "arm"
@@ -109,7 +109,8 @@ def _labelled(axis: str, given: Mapping[str, Any], place: Place, file: StudyFile
             found[label] = read_settings({axis: value}, place[:-1], file)
         elif not isinstance(value, Mapping):
             raise file.wrong(
-                (*place, label), f"'{axis}' is no setting, so '{label}' needs settings of its own; got {shown(value)}"
+                (*place, label),
+                f"'{axis}' is not a setting, so '{label}' needs settings of its own; got {shown(value)}",
             )
         else:
             found[label] = read_settings(file.mapping(value, (*place, label)), (*place, label), file)

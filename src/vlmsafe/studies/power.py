@@ -93,6 +93,8 @@ def study_power(
         rows.append(power_row(test, found or published_spread(test, configs), wanted=wanted, difference=difference))
     if study.claims.contrasts:
         notes.append("the power of contrasts is not computed")
+    if len(study.looks.at) > 1:
+        notes.append("the power is that of one test with all seeds; interim looks lower it a little")
     if any(row.spread is None for row in rows):
         notes.append("some runs of each arm, in a folder given as --pilot, tell how much runs differ")
     return StudyPower(tuple(rows), tuple(dict.fromkeys(notes)))
@@ -127,8 +129,8 @@ def _pilot(folder: Path, planned: Sequence[PlannedTest]) -> tuple[dict[tuple[str
 def published_spread(planned: PlannedTest, configs: Mapping[str, TrainConfig]) -> Spread | None:
     """Deviations between the paper's runs in the same environment, for the same outcome; None if it prints none.
 
-    `configs` has the settings of both arms. A training window or evaluation of the same kind stands in where the paper
-    has not the claimed one, preferably one with both arms.
+    `configs` has the settings of both arms. Of the training windows, or of the evaluations, the one with most of these
+    arms is taken, then the claimed one, then the one with most runs.
     """
     quantity, env = PUBLISHED_QUANTITIES.get(planned.claim.outcome), world_name(planned.env)
     values = [one for one in published_values() if (one.env, one.quantity) == (env, quantity)]
@@ -161,7 +163,7 @@ def _published_arms(
             used.add(config.method)
             found.append(_known(name, nearest, values, scale))
     if len({config.method for config in configs.values()}) < len(configs):
-        found = [replace(one, values={}) for one in found]  # the same published runs, which are no pairs
+        found = [replace(one, values={}) for one in found]  # the same published runs, which are not pairs
     return found + [_known(one.arm, one, values, scale) for one in means if not one.settings and one.arm not in used]
 
 

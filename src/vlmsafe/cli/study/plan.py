@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -46,6 +46,7 @@ def plan_verb(command: PlanCommand) -> None:
     from vlmsafe.studies.launch.local import LocalLauncher
     from vlmsafe.studies.power import study_power
     from vlmsafe.studies.preflight import preflight
+    from vlmsafe.studies.protocol import claims_in_force
     from vlmsafe.studies.study import assumptions
 
     if bool(command.study) == command.all:
@@ -55,7 +56,8 @@ def plan_verb(command: PlanCommand) -> None:
         return
     study, folder = command.load()
     specs = study.expand(folder)
-    detects = study_power(study, specs, pilot=command.pilot, difference=command.difference, wanted=command.power)
+    stated = replace(study, claims=claims_in_force(study, folder))
+    detects = study_power(stated, specs, pilot=command.pilot, difference=command.difference, wanted=command.power)
     launcher, here = LocalLauncher(cores=command.cores), command.launcher == "local"
     found = plan(specs, folder.parent, launcher.cores, launcher.memory)
     table = cell_table(
