@@ -6,6 +6,7 @@
 
 `collect` replaces what the tables hold under the same label. Runs are too large for the repository; these tables are
 what is kept of them: `curves.csv` has a row per run and epoch, `evaluations.csv` one per run and held-out evaluation.
+Steps are those of the simulator: a run that keeps each action for two steps counts both.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def curve(run: Run) -> Iterator[dict[str, Any]]:
             continue
         progress = row.get("progress") or {}
         yield {
-            "env": config.env, "method": config.method, "seed": config.seed, "steps": row["steps"],
+            "env": config.env, "method": config.method, "seed": config.seed,
+            "steps": row["steps"] * config.action_repeat,
             "budget": config.budget, "return": round(row["env_return"], 2), "cost": round(row["epoch_cost"], 4),
             **{name: round(progress[name], 4) for name in (*TASKS, "passive") if progress.get(name) is not None},
         }  # fmt: skip
@@ -98,7 +100,8 @@ def evaluated(run: Run) -> Iterator[dict[str, Any]]:
         tasks = [name for name in (*TASKS, "arrived_without_cost") if name in table.columns and table[name].count()]
         yield {
             "env": env, "trained_in": config.env, "method": config.method, "seed": config.seed,
-            "steps": table["checkpoint_epoch"][0] * config.steps_per_epoch, "hours": hours_of([run]),
+            "steps": table["checkpoint_epoch"][0] * config.steps_per_epoch * config.action_repeat,
+            "hours": hours_of([run]),
             "episodes": len(table), "budget": table["budget"][0], "return": round(_mean(table, "env_return"), 2),
             "cost": round(_mean(table, "cost"), 3), "any_cost": round(float((table["cost"] > 0).mean()), 3),
             **({} if still is None else {"passive": round(float(still), 3)}),

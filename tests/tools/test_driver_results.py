@@ -33,6 +33,14 @@ def test_only_held_out_evaluations_are_collected_with_their_own_budget(tool, tmp
     assert row["hours"] > 0
 
 
+def test_steps_are_those_of_the_simulator(tool, tmp_path):
+    small = {"env": "braking", "total_steps": 400, "steps_per_epoch": 200, "learner": {"update_iters": 1}}
+    run = train(**small, action_repeat=2, run_dir=str(tmp_path / "run"), quiet=True)
+    evaluate(run, episodes=2)
+    assert [row["steps"] for row in tool.curve(run)] == [400, 800]
+    assert [row["steps"] for row in tool.evaluated(run)] == [800]
+
+
 def test_a_line_of_the_table_is_a_mean_over_the_runs_of_a_label_in_a_world(tool):
     rows = pl.DataFrame({
         "label": ["one", "one", "two"], "env": "metadrive-easy", "episodes": 100, "arrived": [0.5, 0.7, 1.0],
