@@ -379,3 +379,46 @@ def test_novelty_is_compared_with_its_own_mean(scorer, mean, deviation, constant
     scores = mean + deviation * np.tile([-1.0, 1.0], 200)
     found = list(constant_score(traced_score(scorer, scores, warned=False)))
     assert [one.code for one in found] == ["constant-score"] * constant
+
+
+def contrast(design, **changes):
+    """Claims with a contrast between the arms of the design in place of its comparisons."""
+    env = Run.open(run_paths(design)[0]).config.env
+    entry = {"name": "is it so", "env": env, "plus": [FIRST], "minus": [BASELINE], "source": HELD_OUT, **changes}
+    (design / "claims.yaml").write_text(yaml.safe_dump({"comparisons": [], "contrasts": [entry]}))
+    return audit([design], resamples=100)
+
+
+def test_a_contrast_alone_is_a_comparison_and_nothing_is_wrong_with_a_clean_one(design):
+    found = contrast(design)
+    assert found.codes() == set()
+    assert not [one for one in found.unchecked if "nothing is compared" in one.reason]
+
+
+def test_a_contrast_of_too_few_seeds_is_found(tmp_path):
+    design = write_clean_design(tmp_path, seeds=4)
+    assert contrast(design, test="sign-flip").codes() == {"too-few-seeds"}
+    assert contrast(design, test="welch").codes() == set()
+
+
+def test_a_contrast_on_the_logged_return_is_found(design):
+    assert "shaped-return" in contrast(design, source="training", outcome="shaped_return").codes()
+
+
+def test_a_contrast_of_arms_or_results_that_are_not_there_is_said(design):
+    with pytest.raises(InputError, match="unknown arm of the contrast 'is it so'"):
+        contrast(design, plus=["nobody"])
+    reasons = [one.reason for one in contrast(design, source="elsewhere").unchecked]
+    assert any(reason.startswith("no cost for the contrast 'is it so'") for reason in reasons)
+
+
+def test_an_outcome_that_some_runs_lack_is_found_and_one_that_all_lack_is_said(design):
+    claim(design, outcome="arrived", source=HELD_OUT)
+    for lacking in (12, 1):
+        for place, path in enumerate(run_paths(design)):
+            value = pl.lit(None if place < lacking else True)
+            edit_table(path, lambda table, value=value: table.with_columns(arrived=value))
+        found = audit([design], resamples=100)
+        lines = [line for one in found.findings if one.code == "not-finite" for line in one.evidence]
+        said = [one.reason for one in found.unchecked] if lacking == 12 else lines
+        assert any(line.startswith("no arrival rate of") for line in said)

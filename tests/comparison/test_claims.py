@@ -51,6 +51,10 @@ def test_claims_are_read_with_their_defaults(tmp_path):
         ("comparisons:\n- {first: a, second: b, kind: equivalence, margin: 5}", "the margin is '5'"),
         ("comparisons:\n- {first: a, second: b, kind: equivalence, margin: 5 pp}", "the margin is '5 pp'"),
         (
+            "comparisons:\n- {first: a, second: b, outcome: arrived, kind: equivalence, margin: 150 pp}",
+            "no two rates differ by more than 100 pp",
+        ),
+        (
             "comparisons:\n- {first: a, second: b, kind: non-inferiority, margin: 5 cost, sides: less}",
             "a direction of its own; leave out 'sides: less'",
         ),

@@ -47,7 +47,7 @@ def test_a_mean_over_several_interactions_is_divided():
 
 def test_an_arm_without_runs_is_named_and_nothing_is_decided():
     found = judge_cells(claim(), {**cells(0.0, 0.0), B: {}})
-    assert (found.missing, found.p, found.tested.p) == ((B,), None, None)
+    assert (found.missing, found.p, found.tested_unless("").p) == ((B,), None, None)
 
 
 def entry(**changes):

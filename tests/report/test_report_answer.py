@@ -47,7 +47,7 @@ def test_too_few_runs_are_not_read_as_no_difference(tmp_path):
     _, (one,) = worked_out(pair(tmp_path, [1, 2], [9, 10]), sides="less")
     text = sentence(one)
     assert "The difference is not significant" in text
-    assert "This many runs cannot show one: the smallest p that they can give is 0.17." in text
+    assert "This many runs cannot show it: the smallest p that they can give is 0.17." in text
     assert "no significant difference on metadrive-easy" in headline([one])
 
 
@@ -55,7 +55,7 @@ def test_an_undecided_comparison_of_enough_runs_does_not_blame_their_number(tmp_
     _, (one,) = worked_out(pair(tmp_path, [5, 9, 7, 8], [6, 8, 9, 7]))
     assert one.decided == 0
     assert "The difference is not significant" in sentence(one)
-    assert "cannot show one" not in sentence(one)
+    assert "cannot show it" not in sentence(one)
 
 
 def test_without_a_test_nothing_is_decided_however_large_the_difference(tmp_path):
@@ -187,7 +187,7 @@ def test_few_runs_are_judged_by_the_corrected_level(tmp_path):
     claims = Claims(tuple(Claim(SIGNAL, PLAIN, **common) for _ in range(5)), "bonferroni")
     one = results(read_dataset([tmp_path], StudyInfo("study", claims=claims)))[0]
     assert one.decided == 0
-    assert "This many runs cannot show one" in sentence(one)
+    assert "This many runs cannot show it" in sentence(one)
 
 
 def test_a_comparison_has_the_worst_finding_about_itself_and_its_evaluation(tmp_path):
@@ -303,3 +303,12 @@ def test_a_run_that_is_still_training_does_not_complete_the_seeds(tmp_path):
     claims = Claims((Claim(SIGNAL, PLAIN, source="training"),))
     (one,) = results(read_dataset([tmp_path], StudyInfo("study", claims=claims, planned_seeds=seeds)))
     assert "No verdict yet: 3 of 4 planned seeds." in sentence(one)
+
+
+def test_a_claim_that_was_decided_at_a_look_stays_decided(tmp_path):
+    pair(tmp_path, [1, 2, 3, 2, 20, 20, 20, 20], [9, 10, 11, 12, 0, 0, 0, 0])  # the later seeds say the opposite
+    claims = Claims((Claim(SIGNAL, PLAIN, outcome="catastrophe", source="held-out", test="welch", sides="less"),))
+    seeds = {(ENV, arm): tuple(range(8)) for arm in (SIGNAL, PLAIN)}
+    info = StudyInfo("study", claims=claims, planned_seeds=seeds, looks=Looks((0.5, 1.0)))
+    (one,) = results(read_dataset([tmp_path], info))
+    assert (one.decided, one.look.number, len(one.first)) == (-1, 1, 4)

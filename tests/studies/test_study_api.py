@@ -1,54 +1,53 @@
-"""What `run_study` says to who calls it from Python."""
+"""The audit of a study's folder knows what the study planned and claimed."""
 
-import warnings
+import shutil
 from pathlib import Path
 
 import pytest
-import yaml
-from in_process import InProcess
 
-from vlmsafe.config.yaml import to_yaml
-from vlmsafe.studies import api
-from vlmsafe.studies.api import run_study
-from vlmsafe.studies.execute import StudyResult, execute
-from vlmsafe.studies.schema import parse_study
+import vlmsafe
 
-ONE = """\
-name: one
-question: Does it run?
+STUDY = """
+name: tiny
+question: Does the oracle lower the cost?
 environments: [speeding]
-seeds: [1]
-total_steps: 40
-settings: {steps_per_epoch: 40, learner.update_iters: 1}
-arms: {ppo-lag: {method: ppo-lag}}
+seeds: [1, 2]
+total_steps: 400
+settings: {steps_per_epoch: 200}
+arms:
+  plain: {method: ppo-lag}
+  oracle: {method: vlm-ppo-lag, settings: {signal.scorer: oracle}}
+  third: {method: ppo}
+comparisons: [{first: oracle, second: plain, source: training}]
 """
 
 
-def test_a_run_that_other_code_computed_is_a_warning_or_an_event(tmp_path):
-    folder = tmp_path / "runs" / "one"
-    execute(parse_study(ONE, "one.yaml"), folder, InProcess())
-    config = folder / "speeding" / "ppo-lag" / "seed-1" / "config.yaml"
-    document = yaml.safe_load(config.read_text())
-    document["recorded"]["packages"]["vlmsafe"] = "0.0.1"
-    config.write_text(to_yaml(document))
-    with pytest.warns(UserWarning, match=r"speeding/ppo-lag/seed-1: kept: .*vlmsafe 0\.0\.1") as caught:
-        run_study(folder)
-    assert [one.filename for one in caught] == [__file__]
-    events = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run_study(folder, on_event=events.append)
-    assert [event.what for event in events] == ["kept"]
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "tiny.yaml").write_text(STUDY)
+    return vlmsafe.run_study(folder / "tiny.yaml", folder / "runs", on_event=lambda event: None)
 
 
-def test_a_budget_that_nobody_gave_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "end_to_end")
-    monkeypatch.setattr(api, "execute", lambda *words, **options: StudyResult())
-    study = ONE.replace("[speeding]", "['gym:broken_envs:Walk-v0']")
-    with pytest.warns(UserWarning, match="NO BUDGET WAS GIVEN for 'gym:broken_envs:Walk-v0'"):
-        run_study(parse_study(study, "one.yaml"))
-    given = study.replace("steps_per_epoch", "budget: 3, steps_per_epoch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        run_study(parse_study(given, "one.yaml"))
+@pytest.fixture
+def study(finished, tmp_path):
+    return Path(shutil.copytree(finished, tmp_path / "tiny"))
+
+
+def reasons(folder):
+    return [one.reason for one in vlmsafe.audit(folder, resamples=50).unchecked]
+
+
+def test_planned_runs_that_are_missing_from_all_arms_are_said(study):
+    assert not [line for line in reasons(study) if "planned runs" in line]
+    for path in study.glob("*/*/seed-2"):
+        shutil.rmtree(path)
+    (line,) = (line for line in reasons(study) if "planned runs" in line)
+    assert f"3 of 6 planned runs in {study} are not there" in line
+
+
+def test_without_a_claims_file_the_studys_own_claims_are_audited(study):
+    before = vlmsafe.audit(study, resamples=50).comparisons
+    (study / "claims.yaml").unlink()
+    assert vlmsafe.audit(study, resamples=50).comparisons == before
+    assert any("claims.yaml is not there" in line for line in reasons(study))

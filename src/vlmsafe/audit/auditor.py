@@ -8,17 +8,17 @@ from pathlib import Path
 
 from vlmsafe.audit.checks import claims as decided
 from vlmsafe.audit.checks import code, design, evaluations, metrics, runs, signal, verdicts
-from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding
+from vlmsafe.audit.findings import EVERYTHING, Audit, Finding, Subject, Unchecked, about_comparison, finding, listed
 from vlmsafe.audit.kinds import KINDS
 from vlmsafe.comparison.claims import CLAIMS_FILE, Claims, count_tests, find_claims, load_claims
 from vlmsafe.comparison.comparisons import Comparison, claims_with_runs, comparisons, planned_cells
-from vlmsafe.comparison.contrasts import judge_contrast
-from vlmsafe.comparison.decisions import judge_all
+from vlmsafe.comparison.contrasts import ContrastVerdict, check_cells, judge_contrast, waits_for
+from vlmsafe.comparison.decisions import Judged, LookPlan, judge_all
 from vlmsafe.comparison.outcomes import summarise_arm
-from vlmsafe.comparison.preregistration import read_protocol
+from vlmsafe.comparison.preregistration import planned_looks, read_protocol
 from vlmsafe.errors import InputError
 from vlmsafe.runs.arms import of_studies, open_arms
-from vlmsafe.runs.layout import STUDY_FILE
+from vlmsafe.runs.layout import STUDY_FILE, is_run
 from vlmsafe.runs.records import ArmRecord, read_arms
 
 RESAMPLES = 1_000
@@ -67,13 +67,23 @@ def audit(
         tests = count_tests(claims, planned_cells(studies or {}, arms)) if claims is not None else 0
     if claims is not None and any((Path(path) / STUDY_FILE).is_file() for path in paths):
         claims, unfinished = claims_with_runs(claims, arms)  # a study checks its claims against its own arms
+    if claims is not None and not studies:
+        check_cells(claims.contrasts, list(arms))
     compared = comparisons(arms, claims, baseline=baseline)
+    protocols = [one for path in paths if (one := read_protocol(Path(path))) is not None]
+    judged: list[Judged] = []
+    contrasts: list[tuple[ContrastVerdict, float]] = []
     if claims is not None:
-        contrasts = [judge_contrast(one, arms).tested for one in claims.contrasts]
-        judged, _ = judge_all(compared, claims.correction, tests, contrasts)
+        plan = planned_looks(protocols[0]) if len(protocols) == 1 else LookPlan()
+        verdicts_of = [judge_contrast(one, arms) for one in claims.contrasts]
+        others = [one.tested_unless(waits_for(one, arms, plan)) for one in verdicts_of]
+        judged, decisions = judge_all(compared, claims.correction, tests, others, plan)
+        contrasts = [(one, decision.level) for one, decision in zip(verdicts_of, decisions, strict=True)]
         compared = [one.at_its_level for one in judged]
     reported = list(_check(list(arms.values()), compared, claims, tests, passive_below, resamples))
-    protocols = [one for path in paths if (one := read_protocol(Path(path))) is not None]
+    reported += decided.missing_outcomes(judged)
+    reported += decided.contrasts_checked(contrasts, arms)
+    reported += _absent(studies or {})
     if len(protocols) == 1:  # claims of several studies are those of none
         reported += decided.claims_changed(protocols[0], claims or Claims(), list(arms.values()))
     reported += [Unchecked(("unmatched-arms",), (EVERYTHING,), line) for line in unfinished]
@@ -93,6 +103,15 @@ def audit(
     )
 
 
+def _absent(studies: Mapping[Path, Sequence[Path]]) -> Iterator[Unchecked]:
+    """A line about each study of which planned runs are not there."""
+    for folder, planned in studies.items():
+        absent = [str(path.relative_to(folder)) for path in planned if path.is_relative_to(folder) and not is_run(path)]
+        if absent:
+            line = f"{len(absent)} of {len(planned)} planned runs in {folder} are not there: {listed(absent, 3)}"
+            yield Unchecked(("every check",), (EVERYTHING,), line)
+
+
 def _check(
     arms: Sequence[ArmRecord],
     compared: Sequence[Comparison],
@@ -106,7 +125,7 @@ def _check(
         yield from _check_arm(arm, resamples)
     for of_arms in design.ALL_ARMS_CHECKS:
         yield from of_arms(arms)
-    if len(arms) > 1 and not compared:
+    if len(arms) > 1 and not compared and not (claims and claims.contrasts):
         yield Unchecked(("unmatched-arms",), (EVERYTHING,), "no two arms share an environment, so nothing is compared")
     for comparison in compared:
         for module in (design, code, evaluations, metrics, verdicts):

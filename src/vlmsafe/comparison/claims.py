@@ -226,6 +226,8 @@ def _check_margin(claim: Claim, source: str) -> None:
             f"{source}: the margin is '{claim.margin}'; a claim of {claim.kind} on {claim.outcome} needs one above 0 "
             f"with its unit, such as '5 {unit}'"
         )
+    if unit == "pp" and claim.margin_value >= 1.0:
+        raise InputError(f"{source}: the margin is {claim.margin}; no two rates differ by more than 100 pp")
     if claim.sides != "two-sided":
         raise InputError(f"{source}: {claim.kind} has a direction of its own; leave out 'sides: {claim.sides}'")
     if not claim.tested:

@@ -17,7 +17,8 @@ from vlmsafe.analysis.exact_tests import sign_flip_test
 from vlmsafe.analysis.intervals import Interval, contrast_interval, contrast_of, mean_interval, sign_flip_interval
 from vlmsafe.analysis.statistics import Float64, Pairs
 from vlmsafe.comparison.claims import ContrastCell, ContrastClaim
-from vlmsafe.comparison.decisions import Tested
+from vlmsafe.comparison.decisions import LookPlan, Tested, finished
+from vlmsafe.comparison.looks import look_state
 from vlmsafe.comparison.outcomes import Values, values_of
 from vlmsafe.errors import unknown_name
 from vlmsafe.runs.records import ArmRecord
@@ -38,10 +39,10 @@ class ContrastVerdict:
     missing: tuple[ContrastCell, ...] = ()
     """Arms without any outcome."""
 
-    @property
-    def tested(self) -> Tested:
+    def tested_unless(self, waits: str) -> Tested:
+        """What a decision needs to know; without p if there is a reason to wait."""
         direction = 0 if self.estimate is None else int(np.sign(self.estimate))
-        return Tested(self.claim.alpha, self.p, direction)
+        return Tested(self.claim.alpha, None if waits else self.p, direction)
 
 
 def judge_contrast(claim: ContrastClaim, arms: Mapping[tuple[str, str], ArmRecord]) -> ContrastVerdict:
@@ -107,6 +108,18 @@ def _t_p(statistic: float, df: float, sides: str) -> float:
     if sides == "two-sided":
         return float(2.0 * stats.t.sf(abs(statistic), df))
     return float(stats.t.cdf(statistic, df) if sides == "less" else stats.t.sf(statistic, df))
+
+
+def waits_for(verdict: ContrastVerdict, arms: Mapping[tuple[str, str], ArmRecord], plan: LookPlan) -> str:
+    """Why a contrast has no verdict yet; empty if all its planned seeds are there. It has no interim looks."""
+    planned, there = [], []
+    for cell, values in verdict.cells.items():
+        if seeds := plan.seeds.get((cell.env, cell.arm)):
+            arm = arms.get((cell.env, cell.arm))
+            planned.append(seeds)
+            there.append(finished(arm, values) if arm is not None else [])
+    state = look_state(planned, there, alpha=verdict.claim.alpha) if planned else None
+    return state.text if state is not None and state.level is None else ""
 
 
 def check_cells(claims: Sequence[ContrastClaim], planned: Sequence[tuple[str, str]]) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from vlmsafe.comparison.claims import Correction, Sides
 from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.comparison.judging import Verdict, compared, judge, one_sided
-from vlmsafe.comparison.looks import ONE_LOOK, Looks, LookState, look_state
+from vlmsafe.comparison.looks import ONE_LOOK, Looks, LookState, look_state, seeds_of_looks
 from vlmsafe.comparison.outcomes import Values, source_of, values_of
 from vlmsafe.runs.records import ArmRecord
 
@@ -157,10 +157,23 @@ def _judged(comparison: Comparison, plan: LookPlan, divided: int) -> Judged:
     if claim.tested and planned[0] and planned[1]:
         there = [finished(arm, own) for arm, own in zip(arms, values, strict=True)]
         sides: Sides = "less" if one_sided(claim) else "two-sided"
-        look = look_state([planned[0], planned[1]], there, plan.looks, alpha=claim.alpha / divided, sides=sides)
-        if look.level is not None:
-            values = [_only(own, seeds) for own, seeds in zip(values, look.seeds, strict=True)]
-    first, second = compared(claim, *values)
+        both = [planned[0], planned[1]]
+        look = look_state(both, there, plan.looks, alpha=claim.alpha / divided, sides=sides)
+        # A claim that is decided at a look stays decided. The parts of a joint claim are judged at the newest one.
+        for seeds in seeds_of_looks(both, plan.looks)[: 0 if claim.joint else look.number]:
+            earlier = look_state(both, seeds, plan.looks, alpha=claim.alpha / divided, sides=sides)
+            found = _at_look(comparison, source, values, earlier)
+            if found.verdict is not None and found.verdict.p is not None and found.verdict.p < (earlier.level or 0.0):
+                return found
+    return _at_look(comparison, source, values, look)
+
+
+def _at_look(comparison: Comparison, source: str, values: Sequence[Values], look: LookState | None) -> Judged:
+    """The comparison with the seeds of a look, without a verdict if there is none yet."""
+    claim = comparison.claim
+    if look is not None and look.level is not None:
+        values = [_only(own, seeds) for own, seeds in zip(values, look.seeds, strict=True)]
+    first, second = compared(claim, values[0], values[1])
     waits = claim.test == "none" or (look is not None and look.level is None)
     return Judged(comparison, source, first, second, None if waits else judge(claim, first, second), None, look)
 

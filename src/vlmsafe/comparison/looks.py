@@ -103,7 +103,7 @@ def look_state(
     """
     if len(planned) != len(present) or not all(planned):
         raise InputError(f"look: expected planned seeds for each of {len(present)} arms; got {len(planned)} lists")
-    shares = _distinct_looks(planned, looks)
+    shares = seeds_of_looks(planned, looks)
     state = LookState(_waiting(planned, present, shares), None, looks=len(shares))
     for number, seeds in enumerate(shares, 1):
         if not all(set(wanted) <= set(there) for wanted, there in zip(seeds, present, strict=True)):
@@ -118,7 +118,7 @@ def look_state(
     return state
 
 
-def _distinct_looks(planned: Sequence[Sequence[int]], looks: Looks) -> list[tuple[tuple[int, ...], ...]]:
+def seeds_of_looks(planned: Sequence[Sequence[int]], looks: Looks) -> list[tuple[tuple[int, ...], ...]]:
     """The seeds of each arm that each look counts. Looks that few seeds make equal are one look."""
     found = [tuple(tuple(seeds[: _counted(share, len(seeds))]) for seeds in planned) for share in looks.at]
     return list(dict.fromkeys(found))

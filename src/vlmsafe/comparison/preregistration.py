@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vlmsafe.comparison.changes import Plain, claim_defaults, claim_forms, claim_words, is_tested, paired, plain_claims
+from vlmsafe.comparison.decisions import LookPlan
+from vlmsafe.comparison.looks import Looks
 from vlmsafe.errors import InputError
 
 PROTOCOL_FILE = "protocol.json"
@@ -234,3 +236,10 @@ def protocol_lines(protocol: FrozenProtocol, states: Sequence[ClaimState]) -> li
     if len(states) > 1 and len(texts) == 1:
         return [*lines, f"All {len(states)} claims: {states[0].text}."]
     return [*lines, *(f"Claim {state.words}: {state.text}." for state in states)]
+
+
+def planned_looks(protocol: FrozenProtocol) -> LookPlan:
+    """The planned seeds and looks of the newest version."""
+    content = protocol.last.content
+    seeds = {(cell["environment"], cell["arm"]): tuple(cell["seeds"]) for cell in content["cells"]}
+    return LookPlan(seeds, Looks(tuple(content["looks"]["at"]), content["looks"]["spending"]))

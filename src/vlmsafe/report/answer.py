@@ -81,7 +81,7 @@ def _decision(result: ComparisonResult) -> str:
     if result.look is not None and result.look.level is None:
         return f"{result.look.text[0].upper()}{result.look.text[1:]}."
     if verdict is None:
-        return f"Not tested: the {test_name(claim.test)} needs more runs, or runs with matching seeds."
+        return f"Not tested ({test_name(claim.test)}): it needs more runs, runs that differ, or matching seeds."
     if claim.test == "bootstrap":
         return "This interval is shown as published. It is too narrow for few runs, so it decides nothing."
     how = f"{result.test}, {verdict.text}"
@@ -95,7 +95,7 @@ def _decision(result: ComparisonResult) -> str:
     if result.decided:
         return text
     if result.smallest is not None and result.smallest >= result.level:
-        return f"{text} This many runs cannot show one: the smallest p that they can give is {result.smallest:.2g}."
+        return f"{text} This many runs cannot show it: the smallest p that they can give is {result.smallest:.2g}."
     detectable = detectable_sentence(claim, result.first, result.second, level=result.level)
     return f"{text} {detectable}" if detectable else text
 
@@ -132,7 +132,8 @@ def contrast_sentence(result: ContrastResult) -> str:
     if result.waits:
         return f"{claim.name}: {result.waits}."
     if verdict.estimate is None or verdict.interval is None or verdict.p is None:
-        return f"{claim.name}: not tested; the {test_name(claim.test)} needs more runs, or runs with matching seeds."
+        how = test_name(claim.test)
+        return f"{claim.name}: not tested ({how}): it needs more runs, runs that differ, or matching seeds."
     how = f"{result.test}, {verdict.text}" + (f", {result.correction}" if result.correction else "")
     word = "significant" if result.decision.decided else "not significant"
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -13,10 +13,10 @@ from vlmsafe.analysis.statistics import Pairs, wins
 from vlmsafe.audit.findings import Audit, Finding, counted
 from vlmsafe.comparison.claims import RATES, Correction
 from vlmsafe.comparison.comparisons import Comparison
-from vlmsafe.comparison.contrasts import ContrastVerdict, judge_contrast
-from vlmsafe.comparison.decisions import Decision, Judged, LookPlan, finished, judge_all
+from vlmsafe.comparison.contrasts import ContrastVerdict, judge_contrast, waits_for
+from vlmsafe.comparison.decisions import Decision, Judged, LookPlan, judge_all
 from vlmsafe.comparison.judging import Verdict, interval_of, smallest_p
-from vlmsafe.comparison.looks import LookState, look_state
+from vlmsafe.comparison.looks import LookState
 from vlmsafe.comparison.outcomes import WORDS, Values
 from vlmsafe.report.dataset import Dataset
 
@@ -163,8 +163,8 @@ def all_results(dataset: Dataset) -> tuple[list[ComparisonResult], list[Contrast
     correction: Correction = claims.correction if claims is not None else "none"
     contrasts = [judge_contrast(one, dataset.every_arm) for one in claims.contrasts] if claims is not None else []
     plan = LookPlan(dataset.info.planned_seeds, dataset.info.looks)
-    waiting = [_waiting(one, dataset, plan) for one in contrasts]
-    others = [replace(one.tested, p=None) if why else one.tested for one, why in zip(contrasts, waiting, strict=True)]
+    waiting = [waits_for(one, dataset.every_arm, plan) for one in contrasts]
+    others = [one.tested_unless(why) for one, why in zip(contrasts, waiting, strict=True)]
     judged, decisions = judge_all(dataset.compared, correction, dataset.tests, others, plan)
     used = correction if len(plan.looks.at) == 1 or correction == "none" else "bonferroni"  # as `judge_all` says
     text = "" if used == "none" else f"with {_CORRECTIONS[used]} correction for {_tests(dataset)}"
@@ -172,18 +172,6 @@ def all_results(dataset: Dataset) -> tuple[list[ComparisonResult], list[Contrast
         [ComparisonResult(one, text if one.decision else "", _worst_about(one, dataset.audit)) for one in judged],
         [ContrastResult(*one) for one in zip(contrasts, decisions, [text] * len(contrasts), waiting, strict=True)],
     )
-
-
-def _waiting(verdict: ContrastVerdict, dataset: Dataset, plan: LookPlan) -> str:
-    """Why a contrast has no verdict yet; empty if all its planned seeds are there. It has no interim looks."""
-    planned, there = [], []
-    for cell, values in verdict.cells.items():
-        if seeds := plan.seeds.get((cell.env, cell.arm)):
-            arm = dataset.every_arm.get((cell.env, cell.arm))
-            planned.append(seeds)
-            there.append(finished(arm, values) if arm is not None else [])
-    state = look_state(planned, there, alpha=verdict.claim.alpha) if planned else None
-    return state.text if state is not None and state.level is None else ""
 
 
 def _tests(dataset: Dataset) -> str:

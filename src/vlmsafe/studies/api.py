@@ -10,7 +10,7 @@ from pathlib import Path
 from vlmsafe.audit.auditor import RESAMPLES
 from vlmsafe.audit.auditor import audit as audit_runs
 from vlmsafe.audit.findings import Audit
-from vlmsafe.comparison.claims import Claims
+from vlmsafe.comparison.claims import CLAIMS_FILE, Claims
 from vlmsafe.comparison.preregistration import FrozenProtocol
 from vlmsafe.config.yaml import to_yaml
 from vlmsafe.errors import InputError, RunError, VlmsafeError
@@ -155,6 +155,11 @@ def audit(
     studies, notes = runs_of_studies(given)
     for folder in studies:
         notice(load_study(folder), folder)
+    if claims is None and len(given) == 1 and given[0] in studies and not (given[0] / CLAIMS_FILE).is_file():
+        own = load_study(given[0]).claims
+        if own.comparisons or own.contrasts:
+            claims = own
+            notes.append(f"{given[0] / CLAIMS_FILE} is not there, so the comparisons of the study file are audited")
     return audit_runs(
         given, claims=claims, baseline=baseline, passive_below=passive_below, resamples=resamples, studies=studies,
         notes=notes,

@@ -184,7 +184,7 @@ def test_a_trace_that_is_not_written_leaves_no_folder(run):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_command_that_is_killed_goes_on_when_it_is_given_again(run, tmp_path, how):
     shutil.copytree(run.path, tmp_path / "whole")
-    words = ["trace", run.path, "--episodes", 12, "--scorer", "oracle", "--processes", 2]
+    words = ["trace", run.path, "--episodes", 60, "--scorer", "oracle", "--processes", 2]
     command = [sys.executable, "-m", "vlmsafe", *map(str, words)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 600.0
@@ -195,11 +195,11 @@ def test_a_command_that_is_killed_goes_on_when_it_is_given_again(run, tmp_path, 
     os.kill(process.pid, how)
     _, said = process.communicate()
     assert ("finished episodes are kept; the same command goes on" in " ".join(said.split())) == (how == signal.SIGINT)
-    assert 3 <= len(kept(run)) < 12
+    assert 3 <= len(kept(run)) < 60
     assert not (run.traces / "held-out.parquet").exists()
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
-    assert "of 12 episodes are already done" in " ".join(again.stderr.split())
-    table = trace(tmp_path / "whole", "oracle", episodes=12)
+    assert "of 60 episodes are already done" in " ".join(again.stderr.split())
+    table = trace(tmp_path / "whole", "oracle", episodes=60)
     assert pl.read_parquet(run.traces / "held-out.parquet").equals(table)
     assert sorted(path.name for path in run.traces.iterdir()) == ["held-out.json", "held-out.parquet"]
