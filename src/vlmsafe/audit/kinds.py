@@ -111,7 +111,7 @@ _ALL = (
     ),
     FindingKind(
         "not-finite", "runs", _ERROR, "results that are missing or not finite",
-        "A return, cost or score is missing or not finite.",
+        "A return, cost or score is missing or not finite, or some runs of an arm lack the outcome of a claim.",
         "find out where the numbers went wrong; a mean over what is left is not the arm's",
     ),
     FindingKind(
@@ -212,8 +212,8 @@ _ALL = (
     FindingKind(
         "claims-changed", "claims", _WARNING, "claims that were not decided before the results were there",
         "By the study's frozen protocol, a claim with a test was added, changed or dropped after runs were finished. "
-        "It is a note where only the design was changed by then, such as seeds that were added, or where runs were "
-        "there when the study was first frozen.",
+        "Seeds that were added or removed by then are a warning too. It is a note where only other parts of the design "
+        "were changed, or where runs were there when the study was first frozen.",
         "call these claims exploratory, or test them on new seeds that are planned before they are trained",
     ),
     FindingKind(
