@@ -3,6 +3,7 @@
     python tools/driver_results.py collect "Easy, from scratch" RUN ...   # into benchmarks/drivers/*.csv
     python tools/driver_results.py table                                  # prints Markdown
     python tools/driver_results.py figure docs/images/driver-curves.png
+    python tools/driver_results.py keep easy-from-scratch-seed-1 RUN      # its policy, into benchmarks/drivers/policies
 
 `collect` replaces what the tables hold under the same label. Runs are too large for the repository; these tables are
 what is kept of them: `curves.csv` has a row per run and epoch, `evaluations.csv` one per run and held-out evaluation.
@@ -25,12 +26,14 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import VlmsafeError
 from vlmsafe.report.elements import Axis, Band, Chart, Line, Mark, Panel, Rule
 from vlmsafe.report.render.pictures import chart_svg, png
+from vlmsafe.runs.drivers import write_driver
 from vlmsafe.runs.layout import DEFAULT_PROTOCOL
 from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import read_table
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "drivers"
 CURVES, EVALUATIONS = FOLDER / "curves.csv", FOLDER / "evaluations.csv"
+POLICIES = FOLDER / "policies"
 TASKS = ("goals", "stages", "arrived")
 """What counts as doing the task, by environment; FormulaOne also has arrivals, after seven stages."""
 
@@ -44,14 +47,27 @@ def main() -> None:
     verbs.add_parser("table")
     drawing = verbs.add_parser("figure")
     drawing.add_argument("picture", type=Path)
+    keeping = verbs.add_parser("keep")
+    keeping.add_argument("name", help="of the policy")
+    keeping.add_argument("run", type=Path, help="run directory")
     options = parser.parse_args()
-    if options.verb == "collect":
+    if options.verb == "keep":
+        print(keep(options.name, Run.open(options.run)))
+    elif options.verb == "collect":
         collect(options.label, options.runs)
     elif options.verb == "table":
         print("\n".join(table(pl.read_csv(EVALUATIONS, infer_schema_length=None))))
     else:
         options.picture.write_bytes(png(chart_svg(figure(pl.read_csv(CURVES, infer_schema_length=None)))))
         print(options.picture)
+
+
+def keep(name: str, run: Run) -> Path:
+    """Keep the policy of a run whose results are cited, so that `vlmsafe evaluate` can repeat them."""
+    folder = POLICIES / name
+    card = {"name": name, "env": run.config.env, "seed": run.config.seed}
+    write_driver(folder, run, card, b"").picture.unlink()
+    return folder
 
 
 def collect(label: str, folders: Sequence[Path]) -> None:
