@@ -50,3 +50,12 @@ def test_a_line_of_the_table_is_a_mean_over_the_runs_of_a_label_in_a_world(tool)
     assert one.startswith("| one | `metadrive-easy` | 2 x 100 | arrived 0.60 ± 0.14 | - | 2.00 ± 1.41 (25) |")
     assert two.startswith("| two | `metadrive-easy` | 1 x 100 | arrived 1.00 | - | 0.00 (25) |")
     assert two.endswith("| 1,000 | - |")
+
+
+def test_a_kept_policy_gives_the_results_of_its_run_and_no_path_of_the_machine(tool, tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "POLICIES", tmp_path / "policies")
+    small = {"env": "braking", "total_steps": 400, "steps_per_epoch": 200, "learner": {"update_iters": 1}}
+    run = train(**small, run_dir=str(tmp_path / "run"), quiet=True)
+    folder = tool.keep("one", run)
+    assert evaluate(folder, episodes=2)["cost"].equals(evaluate(run, episodes=2)["cost"])
+    assert str(tmp_path) not in (folder / "config.yaml").read_text() + (folder / "card.yaml").read_text()
