@@ -186,7 +186,11 @@ def test_a_command_that_is_killed_goes_on_when_it_is_given_again(run, tmp_path, 
     shutil.copytree(run.path, tmp_path / "whole")
     words = ["trace", run.path, "--episodes", 60, "--scorer", "oracle", "--processes", 2]
     command = [sys.executable, "-m", "vlmsafe", *map(str, words)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        # A suite that runs in the background of a shell ignores Ctrl-C, and what it starts would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 600.0
     while len(kept(run)) < 3:
         assert process.poll() is None, process.stderr.read()

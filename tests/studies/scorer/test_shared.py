@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -137,20 +138,26 @@ def test_a_service_has_a_name_of_its_own_that_fits_a_socket():
     assert all(len(name) < 45 and name.isascii() and " " not in name for name in names)
 
 
-def test_what_a_killed_service_left_behind_is_removed_and_one_at_work_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    tmp_path = user_directory()
+@pytest.fixture
+def own_sockets(monkeypatch):
+    """A folder of sockets with a short name: a socket's path has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="v") as place:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", place)
+        yield user_directory()
+
+
+def test_what_a_killed_service_left_behind_is_removed_and_one_at_work_is_left_alone(own_sockets):
     names = [socket_name(service_name(title), 0) for title in ("dead", "alive", "young")]
-    dead, alive, young = (tmp_path / name for name in names)
+    dead, alive, young = (own_sockets / name for name in names)
     _, clean_up = listen(Address("unix", str(alive)))
-    others = [tmp_path / "vlmsafe-mine.lock", tmp_path / "vlmsafe-notes"]
-    for path in (dead, tmp_path / f"{dead.name}.lock", tmp_path / f"{young.name}.lock", *others):
+    others = [own_sockets / "vlmsafe-mine.lock", own_sockets / "vlmsafe-notes"]
+    for path in (dead, own_sockets / f"{dead.name}.lock", own_sockets / f"{young.name}.lock", *others):
         path.touch()
-    for path in tmp_path.glob("*.lock"):
+    for path in own_sockets.glob("*.lock"):
         if not path.name.startswith(young.name):
             os.utime(path, (0.0, 0.0))
     remove_left_behind()
-    left = {path.name for path in tmp_path.iterdir()}
+    left = {path.name for path in own_sockets.iterdir()}
     assert left == {alive.name, f"{alive.name}.lock", f"{young.name}.lock", *(path.name for path in others)}
     clean_up()
 
