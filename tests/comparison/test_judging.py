@@ -71,3 +71,8 @@ def test_margins_are_judged_by_one_sided_tests_so_fewer_runs_suffice():
     claim = Claim("a", "b", kind="non-inferiority", margin="1 cost")
     assert smallest_p(claim, 4, 4, 4) == pytest.approx(1 / 70)
     assert smallest_p(Claim("a", "b"), 4, 4, 4) == pytest.approx(2 / 70)
+
+
+@pytest.mark.parametrize("test", [*TESTS, "none"])
+def test_arms_without_any_variation_have_no_interval(test):
+    assert interval_of(Claim("a", "b", test=test), seeds([1.0] * 6), seeds([1.0] * 6)) is None

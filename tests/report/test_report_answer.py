@@ -167,6 +167,8 @@ def test_a_joint_claim_holds_where_all_its_parts_do(tmp_path):
         found = results(read_dataset([tmp_path], StudyInfo("study", claims=Claims((safer, no_worse)))))
         assert [one.decision.joint_holds for one in found] == [holds, holds]
         assert [bool(one.decided) for one in found] == [holds, holds]
+        state = "holds" if holds else "not shown"
+        assert headline(found).startswith(f"'safer, no worse': joint claim {state} on metadrive-easy.")
         assert f"Part of the joint claim 'safer, no worse', which {'holds' if holds else 'is not shown'}" in sentence(
             found[0]
         )
