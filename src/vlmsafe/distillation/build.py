@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.distillation.plan import EPISODES_PER_FILE, EPOCH, AgentPlan, BuildPlan
+from vlmsafe.distillation.plan import EPISODES_PER_FILE, AgentPlan, BuildPlan, file_name
 from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vlmsafe.distillation.data import Examples
     from vlmsafe.distillation.drivers import Agent
     from vlmsafe.distillation.train import Schedule
+    from vlmsafe.runs.run import Run
     from vlmsafe.signals.scorers.api import Scorer
     from vlmsafe.signals.scorers.embedded.network import Embedding
 
@@ -41,6 +42,7 @@ __all__ = ["STAGES", "AgentPlan", "BuildPlan", "Stage", "build"]
 
 Stage = Literal["agents", "record", "train", "measure", "card"]
 STAGES: tuple[Stage, ...] = ("agents", "record", "train", "measure", "card")
+_REPOSITORY = Path(__file__).parents[3]
 
 
 def build(
@@ -61,7 +63,7 @@ def build(
         begun = time.monotonic()
         note(f"{stage} ...")
         if stage == "agents":
-            _agents(directory, plan, note)
+            _agents(directory, plan, processes, note)
         elif stage == "record":
             _record(directory, plan, processes, note)
         elif stage == "train":
@@ -73,46 +75,57 @@ def build(
         note(f"{stage}: {time.monotonic() - begun:.0f} s")
 
 
-def _agents(directory: Path, plan: BuildPlan, note: Callable[[str], None]) -> None:
-    from vlmsafe.config.methods import method_defaults
-    from vlmsafe.runs.run import Run
-    from vlmsafe.training.start import resume, train
+def _agents(directory: Path, plan: BuildPlan, processes: int, note: Callable[[str], None]) -> None:
+    from vlmsafe.cloning.clone import clone
 
     for agent in (*plan.recorded, *plan.tested):
         path = directory / "agents" / agent.name
-        if path.exists():
-            if Run.open(path).status() != "finished":
-                resume(path, quiet=True)
+        if agent.policy or path.exists():
+            _agent_run(directory, agent)  # refuses what is not there before hours have passed
             continue
-        note(f"  training {agent.name}, {agent.steps} steps")
-        defaults = method_defaults(agent.method)
-        # Small epochs and few passes: a policy that soon drives at all is enough for recordings.
-        config = replace(
-            defaults,
-            env=agent.env,
-            seed=agent.seed,
-            total_steps=agent.steps,
-            steps_per_epoch=min(EPOCH, agent.steps),
+        note(f"  cloning {agent.name}, {agent.steps} steps a round")
+        clone(
+            agent.env, steps=agent.steps, rounds=agent.rounds, passes=20, seed=agent.seed, processes=processes,
             run_dir=path,
-            learner=replace(defaults.learner, update_iters=10, initial_std=agent.initial_std),
-        )
-        train(config, quiet=True)
+        )  # fmt: skip
+
+
+def _agent_run(directory: Path, agent: AgentPlan) -> Run:
+    """The run of an agent, in the world that the plan names, which may be another variant than it learned in."""
+    from vlmsafe.config.settings import DRIVER
+    from vlmsafe.runs.drivers import open_run
+    from vlmsafe.runs.run import Run
+
+    place = agent.policy or str(directory / "agents" / agent.name)
+    if agent.policy and not agent.policy.startswith(DRIVER):
+        folder = _REPOSITORY / agent.policy
+        if not folder.is_dir():
+            raise InputError(
+                f"{agent.policy}, whose agent is part of the plan, is in the repository only; build the scorer there"
+            )
+        place = str(folder)
+    run = open_run(place)
+    return Run(run.path, replace(run.config, env=agent.env))
 
 
 def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[str], None]) -> None:
-    from vlmsafe.distillation.record import RecordTask
+    from vlmsafe.distillation.record import LEAD, RecordTask
     from vlmsafe.envs.api import Scenarios
     from vlmsafe.envs.registry import env_spec
     from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 
-    for folder, files in (("recordings", plan.training_files), ("held-out", plan.held_out_files)):
+    folders = (
+        ("recordings", plan.training_files), ("selection", plan.selection_files), ("held-out", plan.held_out_files)
+    )  # fmt: skip
+    for folder, files in folders:
         make_directory(directory / folder)
         for env, count in files:
             spec = replace(env_spec(env), frames=True)
-            # The last tenth of the training pool is kept for choosing settings.
+            # The last tenth of the training pool is kept for choosing among candidates.
             most = Scenarios(spec.training.start, spec.training.size * 9 // 10)
-            pool = most if folder == "recordings" else spec.held_out
-            paths = [directory / folder / f"{env}.{number:04d}.npz" for number in range(count)]
+            last = Scenarios(most.start + most.size, spec.training.size - most.size)
+            pool = {"recordings": most, "selection": last, "held-out": spec.held_out}[folder]
+            paths = [directory / folder / f"{file_name(env)}.{number:04d}.npz" for number in range(count)]
             # Recordings that exist are kept, so their drivers need not exist any more.
             agents = () if all(path.exists() for path in paths) else _drivers(directory, plan, env)
             tasks = [
@@ -125,6 +138,8 @@ def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[st
                     episodes=EPISODES_PER_FILE,
                     seed=(number, zlib.crc32(env.encode()), pool.start),
                     agents=agents,
+                    longest_lead=int(LEAD * (spec.horizon or 0)),
+                    version=spec.version,
                 )
                 for number, path in enumerate(paths)
             ]
@@ -138,13 +153,12 @@ def _drivers(directory: Path, plan: BuildPlan, env: str) -> tuple[Agent, ...]:
     """The agents that drive in the recordings of an environment."""
     from vlmsafe.distillation.drivers import Agent
     from vlmsafe.evaluation.plan import load_policy
-    from vlmsafe.runs.run import Run
 
     agents = []
     for each in plan.recorded:
         if each.drives_in(env):
-            run = Run.open(directory / "agents" / each.name)
-            agents.append(Agent(each.name, *load_policy(run, run.checkpoint(None)[0])))
+            run = _agent_run(directory, each)
+            agents.append(Agent(each.name, *load_policy(run, run.checkpoint(None)[0]), run.config.action_repeat))
     return tuple(agents)
 
 

@@ -26,6 +26,14 @@ Kind = Literal[
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
+WEIGHTS: dict[Kind, float] = {"agent": 3.0, "shaking-agent": 2.0}
+"""How often a kind drives in recordings, next to 1 of every other kind. Their mistakes are those of agents in use."""
+
+def draw_kind(rng: np.random.Generator) -> Kind:
+    """A kind of driver for an episode."""
+    weights = np.array([WEIGHTS.get(kind, 1.0) for kind in KINDS])
+    return KINDS[int(rng.choice(len(KINDS), p=weights / weights.sum()))]
+
 
 @dataclass(frozen=True)
 class Agent:
@@ -34,19 +42,39 @@ class Agent:
     name: str
     policy: Policy
     normaliser: Normaliser | None
+    repeat: int = 1
+    """Steps for which it keeps an action."""
 
     def action(self, observation: Observation) -> Action:
         state = self.normaliser.normalise(observation) if self.normaliser is not None else observation
         return self.policy.mean(state).astype(np.float64)
 
+    def drive(self) -> Callable[[Observation], Action]:
+        """Its actions in one episode, step by step."""
+        kept, left = np.empty(0), 0
+
+        def act(observation: Observation) -> Action:
+            nonlocal kept, left
+            if left == 0:
+                kept, left = self.action(observation), self.repeat
+            left -= 1
+            return kept
+
+        return act
+
 
 def driver(
-    kind: Kind, env: Env, agents: Sequence[Agent], rng: np.random.Generator
+    kind: Kind,
+    env: Env,
+    agents: Sequence[Agent],
+    rng: np.random.Generator,
+    lead_steps: int = 0,
+    step_seconds: float = 0.1,
 ) -> tuple[Kind, Callable[[Observation], Action]]:
     """A driver for one episode, from observations to actions in [-1, 1], and which kind it became.
 
-    Without agents, an agent is replaced by the expert. Without an expert, all kinds except 'straight' and agents are
-    replaced by random actions.
+    Its fault begins `lead_steps` later than it would otherwise. Without agents, an agent is replaced by the expert.
+    Without an expert, all kinds except 'straight' and agents are replaced by random actions.
     """
     expert = env.expert()
     if kind in ("agent", "shaking-agent") and not agents:
@@ -56,13 +84,13 @@ def driver(
     if kind == "dice":
         return kind, _dice(env, rng)
     if kind == "straight":
-        return kind, _Faulty(kind, _steady(env, rng), env, rng)
+        return kind, _Faulty(kind, _steady(env, rng), env, rng, lead_steps, step_seconds)
     if kind in ("agent", "shaking-agent"):
         agent = agents[int(rng.integers(len(agents)))]
-        return kind, _Faulty(kind, agent.action, env, rng)
+        return kind, _Faulty(kind, agent.drive(), env, rng, lead_steps, step_seconds)
     assert expert is not None
     drive = expert
-    return kind, _Faulty(kind, lambda observation: drive(), env, rng)
+    return kind, _Faulty(kind, lambda observation: drive(), env, rng, lead_steps, step_seconds)
 
 
 def _size(env: Env) -> int:
@@ -98,26 +126,37 @@ def _steady(env: Env, rng: np.random.Generator) -> Callable[[Observation], Actio
 class _Faulty:
     """Another driver's actions, with a fault that begins after a while."""
 
-    def __init__(self, kind: Kind, lead: Callable[[Observation], Action], env: Env, rng: np.random.Generator) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        lead: Callable[[Observation], Action],
+        env: Env,
+        rng: np.random.Generator,
+        lead_steps: int = 0,
+        step_seconds: float = 0.1,
+    ) -> None:
         self._kind, self._lead, self._rng = kind, lead, rng
         self._steering, self._driving = env.steering, env.pedal
-        self._left = int(rng.integers(0, 45))  # steps until the fault
+        self._bound = 1.0 if env.clips else np.inf  # elsewhere larger actions ask for more
+        self._left = lead_steps + int(rng.integers(0, 45))  # steps until the fault
         self._shake = np.zeros(_size(env))
         self._strength = rng.uniform(0.05, 0.35) if "agent" in kind else rng.uniform(0.05, 0.5)
         self._pull = rng.choice([-1.0, 1.0]) * rng.uniform(0.01, 0.15)
         self._throttle = rng.uniform(0.2, 1.0)
         self._held: Action | None = None
-        self._late = int(rng.integers(8, 30))  # steps
+        self._late = max(1, round(rng.uniform(0.8, 3.0) / step_seconds))  # steps
+        self._memory = 0.9 ** (step_seconds / 0.1)  # how much of a shake stays until the next step
         self._past: deque[Action] = deque(maxlen=self._late + 1)
 
     def __call__(self, observation: Observation) -> Action:
-        action = np.clip(np.array(self._lead(observation), np.float64), -1.0, 1.0)
+        action = np.clip(np.array(self._lead(observation), np.float64), -self._bound, self._bound)
         self._past.append(action)
         self._left -= 1
         if self._left >= 0:
             return action
         if self._kind in ("shaking", "shaking-agent", "straight"):
-            self._shake = 0.9 * self._shake + self._strength * np.sqrt(0.19) * self._rng.standard_normal(len(action))
+            fresh = self._strength * np.sqrt(1.0 - self._memory**2) * self._rng.standard_normal(len(action))
+            self._shake = self._memory * self._shake + fresh
             action = action + self._shake
         elif self._kind == "pulling":
             action[self._steering] += self._pull
@@ -131,4 +170,4 @@ class _Faulty:
         elif self._kind == "swerving":
             action[self._steering] = 4.0 * self._pull
             action[self._driving] = self._throttle
-        return np.clip(action, -1.0, 1.0)
+        return np.clip(action, -self._bound, self._bound)

@@ -44,10 +44,21 @@ EVENTS: dict[str, str] = {"hit_soon": "hit", "leave_soon": "off_road", "zone_soo
 """Unwanted events, by the name of the fact that they happen soon."""
 
 SURE, FAR = 2.0, 4.0  # seconds: an event within SURE is about to happen; one from FAR on is not
+SURE_STEPS, FAR_STEPS = 20, 40
+"""The same in steps, where these are sooner. They are the horizons of the test of anticipation."""
+
+
+def about(step_seconds: float) -> tuple[float, float]:
+    """The steps within which an event is about to happen, and those from which on it is not.
+
+    >>> about(0.1), about(0.2), about(1 / 60)
+    ((20, 40), (10.0, 20.0), (20, 40))
+    """
+    return min(SURE_STEPS, SURE / step_seconds), min(FAR_STEPS, FAR / step_seconds)
 
 
 def soon(event: NDArray[np.bool_], step_seconds: float, complete: bool) -> Float64:
-    """How true it is, per step, that an event happens or is about to: 1 up to `SURE` seconds before, 0 from `FAR` on.
+    """How true it is, per step, that an event happens or is about to: 1 shortly before it, 0 long before; see `about`.
 
     The seconds after the end of the recording are unknown, unless the recording is `complete`: then the episode ended
     there and no further event came.
@@ -57,9 +68,10 @@ def soon(event: NDArray[np.bool_], step_seconds: float, complete: bool) -> Float
     """
     steps = np.arange(len(event))
     following = np.minimum.accumulate(np.where(event, steps, len(event) * 1e9)[::-1])[::-1]
-    truth = np.clip((FAR - (following - steps) * step_seconds) / (FAR - SURE), 0.0, 1.0)
+    sure, far = about(step_seconds)
+    truth = np.clip((far - (following - steps)) / (far - sure), 0.0, 1.0)
     if not complete:
-        unknown = (following >= len(event)) & ((len(event) - 1 - steps) * step_seconds < FAR)
+        unknown = (following >= len(event)) & (len(event) - 1 - steps < far)
         truth[unknown] = np.nan
     return truth
 

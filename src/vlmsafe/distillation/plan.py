@@ -1,89 +1,131 @@
-"""The plan of a build: amounts of data and training, and the agents that are trained for it."""
+"""The plan of a build: amounts of data and training, and the agents that drive in recordings or are tested."""
 
 from __future__ import annotations
 
+import re
+import zlib
 from dataclasses import dataclass, replace
 
 from vlmsafe.errors import InputError
 
 EPISODES_PER_FILE = 25
-EPOCH = 4000  # steps of an epoch in an agent's training
+
+
+def file_name(env: str) -> str:
+    """The name of an environment as part of a file name. Different environments have different ones.
+
+    >>> file_name("formula-one-l2:sighted"), file_name("gym:Pkg/Name-v0")
+    ('formula-one-l2-sighted', 'gym-Pkg-Name-v0-61168213')
+    """
+    plain = re.sub(r"[^\w-]+", "-", env, flags=re.ASCII)
+    # Variants need no digits: no environment of this package is named like another one's variant.
+    return plain if plain in (env, env.replace(":", "-")) else f"{plain}-{zlib.crc32(env.encode()):08x}"
 
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """A policy that is trained for building the scorer."""
+    """A policy for building the scorer: one that is there already, or a clone that is made for the build."""
 
+    name: str
     env: str
-    method: str
-    seed: int
-    steps: int = 240_000
-    initial_std: float = 1.0
+    """The world in which it is tested, or in which it drives for recordings. A clone is made there."""
+    policy: str = ""
+    """A shipped driver, `driver:<name>`, or a run's folder in the repository. Empty for a clone."""
+    steps: int = 0
+    """Steps that a clone records in each round."""
+    rounds: int = 1
+    """Rounds of a clone after the first."""
+    seed: int = 1
+    """Seed of a clone."""
     also: tuple[str, ...] = ()
-    """Other environments that it drives in for recordings. They must have the same observations."""
+    """Other worlds in which it drives for recordings. They must have the same observations."""
     choice: str = ""
-    """How a tested agent and the settings were chosen. It goes into the card, next to the agent's figures."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.env.replace(':', '-')}-{self.method}-{self.seed}"
+    """How a tested agent was chosen. It goes into the card, next to the agent's figures."""
 
     def drives_in(self, env: str) -> bool:
         return env in (self.env, *self.also)
 
 
-_METADRIVE = ("metadrive-medium", "metadrive-hard")
+@dataclass(frozen=True)
+class Candidate:
+    """Settings of one training of the model. The best candidate on the recordings for selection is kept."""
+
+    seed: int = 0
+    sets_weight: float = 1.0
+    """Weight of the loss of whole prompt sets, next to that of single captions."""
+    shift: int = 3
+    """Pixels by which views are moved at random."""
+
+
+_POLICIES = "benchmarks/drivers/policies"
+_EASY, _DENSE = "metadrive-easy", "metadrive-easy:ends+mended+density-0.2"
+_CROWDED = "metadrive-easy:density-0.35+mended"
+_L1, _L2, _L1_FAST, _L2_FAST = (
+    "formula-one-l1:sighted", "formula-one-l2:sighted", "formula-one-l1:fast+sighted", "formula-one-l2:fast+sighted",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """Amounts of data and training. The defaults take some hours on two cores."""
+    """Amounts of data and training. The defaults take some hours on two cores, most of them for training."""
 
     recorded: tuple[AgentPlan, ...] = (
-        AgentPlan("metadrive-easy", "ppo", 1, also=_METADRIVE),
-        AgentPlan("metadrive-easy", "ppo-lag", 3, also=_METADRIVE),
-        AgentPlan("metadrive-easy", "ppo-lag", 5, initial_std=0.3, also=_METADRIVE),
-        AgentPlan("formula-one-l2", "ppo", 1, also=("formula-one-l1",)),
-        AgentPlan("formula-one-l2", "ppo-lag", 2, also=("formula-one-l1",)),
-        AgentPlan("bullet-car-reach", "ppo", 1, steps=160_000),
-    )
-    """Agents that drive in recordings."""
+        AgentPlan(
+            "easy-from-scratch-seed-2", _EASY, f"{_POLICIES}/easy-from-scratch-seed-2",
+            also=(_DENSE, _CROWDED, "metadrive-medium", "metadrive-hard"),
+        ),
+        AgentPlan(
+            "easy-rough-clone", _DENSE, steps=12_000, seed=11,
+            also=(_EASY, _CROWDED, "metadrive-medium", "metadrive-hard"),
+        ),
+        AgentPlan("bullet-rough-clone", "bullet-car-reach", steps=12_000, seed=11),
+        AgentPlan("fast-rough-clone", _L2_FAST, steps=8_000, seed=11, also=(_L1, _L2, _L1_FAST)),
+    )  # fmt: skip
+    """Agents that drive in recordings. Clones of few steps make the mistakes of a driver that almost drives well."""
     tested: tuple[AgentPlan, ...] = (
         AgentPlan(
-            "metadrive-easy", "ppo-lag", 2,
-            choice="The agent is one of five that were trained, chosen because it drives: the others hardly move. When "
-            '"about to" is\ntrue was settled on other episodes of the same agent, on scenarios of the training pool '
-            "that no recording holds.",
+            "metadrive-easy-clone", _EASY, "driver:metadrive-easy",
+            choice="The driver that ships for this world, here where nothing ends an episode and ramps are not mended, so "
+            "that there are\ncontacts. It was named before any recording was made.",
         ),
         AgentPlan(
-            "formula-one-l2", "ppo", 2,
-            choice="The agent has no constraint: PPO-Lagrangian was to be tested, but its agent (seed 2, who is in\n"
-            'recordings instead) stands still and touches nothing. When "about to" is true was settled before, on\n'
-            "another agent in MetaDrive.",
+            "easy-from-scratch-seed-1", _EASY, f"{_POLICIES}/easy-from-scratch-seed-1",
+            choice="An agent that learned from scratch. It was named before any recording was made. It decides every second "
+            "step, so K counts\ntwice as many steps of the simulator, and the two frames of a stack are twice as far apart.",
         ),
         AgentPlan(
-            "formula-one-l2:sighted", "ppo", 2,
-            choice="This agent was added when the one above had been tested: it also observes walls and the goal's "
-            "direction, and gets\nabout. The frames are the same.",
+            "formula-one-l2-sighted-seed-1", _L2, f"{_POLICIES}/formula-one-l2-sighted-seed-1",
+            choice="An agent that learned from scratch, named before any recording was made. It also observes walls and the "
+            "goal's direction;\nthe frames are those of the plain world.",
         ),
         AgentPlan(
-            "bullet-car-reach", "ppo-lag", 2, steps=160_000,
-            choice='The agent was named before any was trained. When "about to" is true was settled before, on another '
-            "agent in\nMetaDrive.",
+            "formula-one-l2-fast-clone", _L2_FAST, "driver:formula-one-l2-fast",
+            choice="The driver that ships for this world, named before any recording was made.",
+        ),
+        AgentPlan(
+            "bullet-car-reach-clone", "bullet-car-reach", "driver:bullet-car-reach",
+            choice="The driver that ships for this world, named before any recording was made.",
         ),
     )  # fmt: skip
     """Agents for the test of anticipation. They drive in no recording."""
     training_files: tuple[tuple[str, int], ...] = (
-        ("metadrive-easy", 65), ("metadrive-medium", 26), ("metadrive-hard", 4),
-        ("formula-one-l0", 5), ("formula-one-l1", 16), ("formula-one-l2", 32),
-        ("bullet-car-reach", 36), ("braking", 8), ("speeding", 4),
+        (_EASY, 20), (_DENSE, 12), (_CROWDED, 8), ("metadrive-medium", 8), ("metadrive-hard", 4),
+        ("formula-one-l0:sighted", 2), (_L1, 5), (_L2, 14), (_L1_FAST, 2), (_L2_FAST, 6),
+        ("bullet-car-reach", 26), ("braking", 5), ("speeding", 4),
     )  # fmt: skip
-    """Files of 25 episodes each, per environment, on scenarios of the training pool."""
+    """Files of 25 episodes each, per environment, on scenarios of the training pool without its last tenth."""
+    selection_files: tuple[tuple[str, int], ...] = (
+        (_EASY, 3), (_DENSE, 1), ("metadrive-medium", 1), (_L1, 1), (_L2, 3), (_L2_FAST, 1),
+        ("bullet-car-reach", 4), ("braking", 1), ("speeding", 1),
+    )  # fmt: skip
+    """The same on the last tenth of the training pool, for choosing among candidates."""
     held_out_files: tuple[tuple[str, int], ...] = (
-        ("metadrive-easy", 6), ("metadrive-medium", 3), ("metadrive-hard", 1),
-        ("formula-one-l0", 2), ("formula-one-l1", 3), ("formula-one-l2", 5),
+        (_EASY, 5), (_DENSE, 2), ("metadrive-medium", 2), ("metadrive-hard", 2),
+        ("formula-one-l0:sighted", 2), (_L1, 3), (_L2, 5), (_L2_FAST, 2),
         ("bullet-car-reach", 6), ("braking", 2), ("speeding", 2),
     )  # fmt: skip
+    candidates: tuple[Candidate, ...] = (Candidate(0), Candidate(1), Candidate(2))
+    """Models that are trained. One of them is kept."""
     steps: int = 9000
     """Steps of training the model."""
     stacks_per_step: int = 512
@@ -100,23 +142,20 @@ class BuildPlan:
         if not share > 0.0:
             raise InputError(f"scale is {share}; it must be greater than 0")
 
-        def some(count: int, unit: int = 1) -> int:
-            return max(1, round(count * share / unit)) * unit
+        def some(count: int) -> int:
+            return max(1, round(count * share))
 
-        def agent(plan: AgentPlan) -> AgentPlan:
-            # Whole epochs, except that a run shorter than an epoch is one short epoch.
-            steps = some(plan.steps, EPOCH) if plan.steps * share >= EPOCH else some(plan.steps)
-            # The texts on how agents were chosen hold for the default build only.
-            return replace(plan, steps=steps, choice=plan.choice if share == 1.0 else "")
+        def files(of: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+            return tuple((env, some(count)) for env, count in of)
 
-        return BuildPlan(
-            tuple(agent(plan) for plan in self.recorded),
-            tuple(agent(plan) for plan in self.tested),
-            tuple((env, some(files)) for env, files in self.training_files),
-            tuple((env, some(files)) for env, files in self.held_out_files),
-            some(self.steps),
-            self.stacks_per_step,
-            some(self.wordings),
-            some(self.ceiling_steps),
-            some(self.test_episodes),
+        return replace(
+            self,
+            recorded=tuple(replace(agent, steps=some(agent.steps) if agent.steps else 0) for agent in self.recorded),
+            training_files=files(self.training_files),
+            selection_files=files(self.selection_files),
+            held_out_files=files(self.held_out_files),
+            steps=some(self.steps),
+            wordings=some(self.wordings),
+            ceiling_steps=some(self.ceiling_steps),
+            test_episodes=some(self.test_episodes),
         )

@@ -1,14 +1,16 @@
-"""Recording: short episodes with frames and privileged measures, one file per environment and group of episodes.
+"""Recording: short pieces of episodes with frames and privileged measures, in files of one environment each.
 
-Most episodes end soon after their first contact, because the steps before a contact are worth most. Frames are as many
-steps apart as those of a frame stack. Measures and cost are stored for every step, because some facts about a frame
-depend on the steps after it.
+A driver drives until something is touched or its time is over, and the last steps are kept. Most pieces end soon after
+a contact, because the steps before one are worth most. Faults begin anywhere on the way, because every episode starts
+at the same kind of place and many contacts come later. Frames are as many steps apart as those of a frame stack.
+Measures and cost are stored for every step, because some facts about a frame depend on the steps after it.
 """
 
 from __future__ import annotations
 
 import io
-import math
+import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,27 +19,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.distillation.drivers import KINDS, Agent, driver
+from vlmsafe.distillation.drivers import Agent, draw_kind, driver
 from vlmsafe.distillation.facts import EVENTS, MEASURES
-from vlmsafe.envs.api import Env, Scenarios
+from vlmsafe.envs.api import Env, Frame, Observation, Scenarios
 from vlmsafe.envs.episodes import begin_episode, step_episode
 from vlmsafe.io.files import write_atomically
 from vlmsafe.io.images import encode
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.signals.frame_stack import STEPS_APART
 
-LIMIT, LIMIT_SECONDS = 160, 9.6  # the longest episode in steps, or in seconds if that is more steps
-AFTER_CONTACT = 12  # steps that follow the first contact, in most episodes
-GO_ON = 0.25  # share of episodes that continue after contact, so that the scorer also sees recoveries
-
-
-def step_limit(step_seconds: float) -> int:
-    """The most steps of an episode.
-
-    >>> step_limit(0.1), step_limit(0.04)
-    (160, 240)
-    """
-    return max(LIMIT, math.ceil(round(LIMIT_SECONDS / step_seconds, 6)))
+LIMIT = 160  # the most steps of a piece
+QUIET_LIMIT = 80  # the most steps of a piece without a contact
+AFTER_FAULT = 300  # steps in which a fault may lead to a contact
+AFTER_CONTACT = 12  # steps that follow the first contact, in most pieces
+GO_ON = 0.25  # share of pieces that continue after contact, so that the scorer also sees recoveries
+LEAD = 0.3  # the longest way to the start of a fault, as a share of the longest episode
 
 
 @dataclass(frozen=True)
@@ -52,6 +48,10 @@ class RecordTask:
     episodes: int
     seed: tuple[int, ...]
     agents: Sequence[Agent] = ()
+    longest_lead: int = 0
+    """The most steps that are driven before a fault begins."""
+    version: int | None = None
+    """The environment's version."""
 
     def run(self, env: Env, tick: Callable[[int], None]) -> dict[str, int]:
         """Record, write the file and return what is in it. A file that exists is kept."""
@@ -74,6 +74,17 @@ class RecordTask:
 
 
 @dataclass(frozen=True)
+class _Step:
+    """What is known of the state after a step."""
+
+    cost: float
+    measures: list[float]
+    frame: Frame | None
+    """None between the frames of stacks."""
+    observation: Observation
+
+
+@dataclass(frozen=True)
 class _Recorded:
     scenario: int
     traffic_seed: int
@@ -91,29 +102,41 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
     scenario = task.scenarios.draw(rng)
     traffic_seed = int(rng.integers(2**31)) if task.traffic else -1
     observation = begin_episode(env, scenario, {"traffic_seed": traffic_seed} if task.traffic else None)
-    kind, act = driver(KINDS[int(rng.integers(len(KINDS)))], env, task.agents, rng)
+    lead = int(rng.integers(task.longest_lead + 1))
+    kind, act = driver(draw_kind(rng), env, task.agents, rng, lead, task.step_seconds)
     to_env = ActionMap.to(env.action_space, clips=env.clips)  # type: ignore[arg-type]
-    phase = int(rng.integers(STEPS_APART))
-    limit = step_limit(task.step_seconds)
-    end, goes_on, finished = limit, rng.random() < GO_ON, False
-    episode = _Recorded(scenario, traffic_seed, kind, False, [], [], [], [], [])
-    for step in range(limit):
+    phase, goes_on = int(rng.integers(STEPS_APART)), rng.random() < GO_ON
+    # Nothing happens on the way to a fault, so only the end of that way is drawn.
+    first = 0 if "agent" in kind else max(0, lead - QUIET_LIMIT // 2)
+    kept: deque[_Step] = deque(maxlen=LIMIT)
+    end, touched, finished = lead + AFTER_FAULT, False, False
+    for step in itertools.count():
         action = to_env(act(observation).astype(np.float32))
         observation, _, cost, terminated, truncated, _ = step_episode(env, action, scenario, step + 1)
-        facts = env.facts()
-        episode.costs.append(cost)
-        episode.measures.append([facts.get(name, np.nan) for name in MEASURES])
-        if step % STEPS_APART == phase:
-            episode.frames.append(encode(env.frame()))
-            episode.frame_steps.append(step)
-            episode.observations.append(observation.astype(np.float16))
-        # Contacts count even where they cost nothing.
-        if (cost > 0.0 or any(facts.get(event, 0.0) > 0.0 for event in EVENTS.values())) and not goes_on:
-            end = min(end, step + AFTER_CONTACT)
+        if step >= first:
+            facts = env.facts()
+            drawn = env.frame().copy() if step % STEPS_APART == phase else None
+            kept.append(_Step(cost, [facts.get(name, np.nan) for name in MEASURES], drawn, observation))
+            # Contacts count even where they cost nothing.
+            if not touched and (cost > 0.0 or any(facts.get(event, 0.0) > 0.0 for event in EVENTS.values())):
+                touched = True
+                end = step + (LIMIT // 2 if goes_on else AFTER_CONTACT)
         finished = terminated or truncated
         if finished or step >= end:
             break
-    return _Recorded(**{**episode.__dict__, "complete": finished})
+    steps = list(kept) if touched else list(kept)[-QUIET_LIMIT:]
+    shown = [(number, step) for number, step in enumerate(steps) if step.frame is not None]
+    return _Recorded(
+        scenario,
+        traffic_seed,
+        kind,
+        finished,
+        [step.cost for step in steps],
+        [step.measures for step in steps],
+        [step.observation.astype(np.float16) for _, step in shown],
+        [encode(step.frame) for _, step in shown if step.frame is not None],
+        [number for number, _ in shown],
+    )
 
 
 def _packed(task: RecordTask, recorded: Sequence[_Recorded]) -> bytes:
@@ -121,6 +144,7 @@ def _packed(task: RecordTask, recorded: Sequence[_Recorded]) -> bytes:
     frames = [frame for episode in recorded for frame in episode.frames]
     arrays: dict[str, NDArray[Any]] = {
         "env": np.array(task.env),
+        "version": np.array(-1 if task.version is None else task.version),
         "step_seconds": np.array(task.step_seconds),
         "scenario": np.array([episode.scenario for episode in recorded]),
         "traffic_seed": np.array([episode.traffic_seed for episode in recorded]),
