@@ -58,10 +58,14 @@ class RecordTask:
         if not self.path.exists():
             env.isolate = False  # an engine per episode would take as long as the episode
             rng = np.random.default_rng(self.seed)
-            recorded, steps = [], 0
+            recorded: list[_Recorded] = []
+            steps = 0
             for _ in range(self.episodes):
-                recorded.append(_record(env, self, rng))
-                steps += len(recorded[-1].costs)
+                piece = None
+                while piece is None:
+                    piece = _record(env, self, rng)
+                recorded.append(piece)
+                steps += len(piece.costs)
                 tick(steps)
             write_atomically(self.path, _packed(self, recorded))
         with np.load(self.path) as held:
@@ -98,7 +102,8 @@ class _Recorded:
     frame_steps: list[int]
 
 
-def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
+def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded | None:
+    """A piece of an episode; None if the episode ended before any frame was due."""
     scenario = task.scenarios.draw(rng)
     traffic_seed = int(rng.integers(2**31)) if task.traffic else -1
     observation = begin_episode(env, scenario, {"traffic_seed": traffic_seed} if task.traffic else None)
@@ -126,6 +131,8 @@ def _record(env: Env, task: RecordTask, rng: np.random.Generator) -> _Recorded:
             break
     steps = list(kept) if touched else list(kept)[-QUIET_LIMIT:]
     shown = [(number, step) for number, step in enumerate(steps) if step.frame is not None]
+    if not shown:
+        return None
     return _Recorded(
         scenario,
         traffic_seed,
