@@ -45,6 +45,8 @@ class Examples:
     """[N, facts], in the order of `FACTS`; NaN if unknown."""
     contact: NDArray[np.bool_]
     """Whether the step of the newer frame cost something."""
+    ahead: NDArray[np.float32]
+    """Steps from the newer frame to the next step that costs, inf if none follows, NaN if the recording was cut."""
     observations: list[NDArray[np.float32]]
     """The observation at the newer frame; its length differs between environments."""
     measures: NDArray[np.float32]
@@ -113,13 +115,14 @@ def _read(path: Path, seen: Tensor) -> dict[str, Any]:
             _see(file["frame_bytes"], held["frame_size"], seen)
     names, ends = held["measure_names"].tolist(), np.cumsum(held["length"])
     frame_ends = np.cumsum(held["frame_count"])
-    rows, told = [], []
+    rows, told, ahead = [], [], []
     for number, (end, length, count) in enumerate(zip(ends, held["length"], held["frame_count"], strict=True)):
         steps = slice(end - length, end)
         at = held["frame_step"][frame_ends[number] - count : frame_ends[number]]
         measures = {name: held["measures"][steps, column] for column, name in enumerate(names)}
         known = truths(measures, held["cost"][steps], float(held["step_seconds"]), bool(held["complete"][number]))
         told.append(np.stack([known[fact] for fact in FACTS], axis=1)[at])
+        ahead.append(steps_ahead(held["cost"][steps] > 0.0, bool(held["complete"][number]))[at])
         rows.append(end - length + at)
     at = np.concatenate(rows)
     episode = np.repeat(np.arange(len(ends)), held["frame_count"])
@@ -131,6 +134,7 @@ def _read(path: Path, seen: Tensor) -> dict[str, Any]:
         "frames": np.stack([before, now], axis=1),
         "truths": np.concatenate(told).astype(np.float32),
         "contact": held["cost"][at] > 0.0,
+        "ahead": np.concatenate(ahead),
         "observations": list(held["observations"].astype(np.float32)),
         "measures": _in_order(held["measures"][at], names),
         "env": np.full(len(at), str(held["env"])),
@@ -138,6 +142,17 @@ def _read(path: Path, seen: Tensor) -> dict[str, Any]:
         "episode": episode,
         "driver": held["driver"][episode],
     }
+
+
+def steps_ahead(event: NDArray[np.bool_], complete: bool) -> NDArray[np.float32]:
+    """Steps from each step to the next event after it, 1 for the very next step. Without one: inf, or NaN if cut.
+
+    >>> steps_ahead(np.array([False, True, False]), complete=True).tolist()
+    [1.0, inf, inf]
+    """
+    steps = np.arange(len(event))
+    following = np.minimum.accumulate(np.append(np.where(event, steps, np.inf), np.inf)[::-1])[::-1][1:]
+    return np.where(np.isfinite(following), following - steps, np.inf if complete else np.nan).astype(np.float32)
 
 
 def _in_order(measures: NDArray[np.float32], names: list[str]) -> NDArray[np.float32]:

@@ -1,8 +1,8 @@
 """Splits prompts into words of a fixed vocabulary.
 
 The model was trained on a few hundred words and cannot use others. The tokenizer looks for the vocabulary's form of a
-word ("drives" for "driving", "center" for "centre"). It reports words without one, so the user knows that they were
-ignored.
+word ("drives" for "driving", "center" for "centre"), and then for a word of the same meaning ("truck" for "lorry"). It
+reports words without one, so the user knows that they were ignored.
 """
 
 from __future__ import annotations
@@ -47,6 +47,20 @@ _SPELLINGS = (
     (re.compile(r"ence$"), "ense"),
     (re.compile(r"ogue$"), "og"),
 )
+_MEANINGS = {
+    "auto": "automobile", "sedan": "car", "suv": "car", "taxi": "car", "lorry": "truck", "van": "truck", "bus": "truck",
+    "highway": "road", "freeway": "road", "motorway": "road", "avenue": "street", "verge": "shoulder",
+    "racetrack": "track", "raceway": "track", "fence": "barrier", "guardrail": "barrier", "pylon": "cone",
+    "water": "puddle", "pond": "puddle", "smash": "crash", "slam": "crash", "clash": "crash", "pileup": "crash",
+    "perilous": "dangerous", "treacherous": "dangerous", "harmful": "dangerous", "peril": "danger", "menace": "danger",
+    "threat": "danger", "secure": "safe", "harmless": "safe", "cautious": "careful", "prudent": "careful",
+    "halted": "stopped", "motionless": "stationary", "idle": "stationary", "immobile": "stationary",
+    "quick": "fast", "rapid": "fast", "swift": "fast", "sluggish": "slow", "adjacent": "beside", "distant": "far",
+    "proximity": "near", "destination": "goal", "objective": "goal", "checkpoint": "goal", "waypoint": "goal",
+    "lateral": "sideways", "skewed": "rotated", "tilted": "rotated", "reversed": "backwards", "unharmed": "safe",
+    "never": "not", "neither": "not", "nowhere": "not", "none": "no", "nor": "or", "but": "and", "yet": "and",
+}  # fmt: skip
+"""Words with another one of much the same meaning, for vocabularies that have only the other one."""
 _SPELT_APART = {"grey": "gray", "kerb": "curb", "tyre": "tire", "programme": "program"}
 
 
@@ -74,6 +88,14 @@ class Tokenizer:
             return word
         if word in STOP_WORDS:
             return None
+        bases = _bases(word)
+        known = next((self._forms[base] for base in bases if base in self._forms), None)
+        if known is not None:
+            return known
+        alike = next((_MEANINGS[base] for base in bases if base in _MEANINGS), None)
+        return None if alike is None else alike if alike in self._tokens else self._form_of(alike)
+
+    def _form_of(self, word: str) -> str | None:
         return next((self._forms[base] for base in _bases(word) if base in self._forms), None)
 
     def encode(self, prompts: Sequence[str]) -> tuple[Tensor, list[list[str]]]:
