@@ -1,13 +1,16 @@
 """Build the embedded scorer, stage by stage, in one directory. A stage keeps what is there already.
 
-agents/           policies: some are recorded, some are tested
+agents/           clones that drive in recordings
 recordings/       recordings of training scenarios
+selection/        recordings of the last tenth of the training scenarios, for choosing among candidates
 held-out/         recordings of held-out scenarios
-weights.safetensors, data.json
+candidates/       models of several settings, with their figures on selection/
+weights.safetensors, data.json      the best of them
 figures.json      what was measured
 card.md           the model card, written from the figures
 
 The training stage needs only recordings, torch and Pillow. It can run on another machine with a GPU and no simulator.
+`vlmsafe.distillation.pack` makes the recordings small enough to travel.
 """
 
 from __future__ import annotations
@@ -163,24 +166,63 @@ def _drivers(directory: Path, plan: BuildPlan, env: str) -> tuple[Agent, ...]:
 
 
 def _train(directory: Path, plan: BuildPlan, device: str, note: Callable[[str], None]) -> None:
-    from vlmsafe.distillation.data import read
-    from vlmsafe.distillation.train import Schedule, train
-    from vlmsafe.signals.scorers.device import find_device
-    from vlmsafe.signals.scorers.embedded.network import save
-
     if _written(directory, "data.json"):
         return
-    examples = read(_recordings(directory, "recordings"))
-    note(f"  {len(examples)} frame stacks of {len(np.unique(examples.episode))} episodes")
-    schedule = Schedule(steps=plan.steps, frames=plan.stacks_per_step, wordings=plan.wordings, joint=7 * plan.wordings)
-    seed = 0
-    where = str(find_device(device))
-    model = train(
-        examples, schedule, seed=seed, device=where,
-        on_step=lambda step, loss: note(f"  step {step}: loss {loss:.3f}") if step % 500 == 0 else None,
+    scores = [train_candidate(directory, plan, number, device, note) for number in range(len(plan.candidates))]
+    best = int(np.argmax([score["score"] for score in scores]))
+    note(f"  candidate {best} is the best of {len(scores)}")
+    write_atomically(directory / "weights.safetensors", (directory / f"candidates/{best}.safetensors").read_bytes())
+    data = {**scores[best], "candidates": [{key: one[key] for key in _OF_CANDIDATES} for one in scores], "chosen": best}
+    _write(directory, "data.json", {key: value for key, value in data.items() if key not in _OF_CANDIDATES})
+
+
+_OF_CANDIDATES = ("seed", "settings", "worlds", "score")
+
+
+def train_candidate(
+    directory: Path, plan: BuildPlan, number: int, device: str = "auto", note: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """One of the plan's candidates with its figures on the recordings for selection. One that is there is kept."""
+    from vlmsafe.distillation.scores import selection_figures
+    from vlmsafe.distillation.train import Schedule, train
+    from vlmsafe.signals.scorers.device import find_device
+    from vlmsafe.signals.scorers.embedded.network import load, save
+
+    weights, told = (directory / "candidates" / f"{number}.{ending}" for ending in ("safetensors", "json"))
+    if told.exists():
+        held: dict[str, Any] = json.loads(told.read_text())
+        return held
+    candidate = plan.candidates[number]
+    examples, versions = _examples(directory, "recordings")
+    note(f"  candidate {number}: {len(examples)} frame stacks of {len(np.unique(examples.episode))} episodes")
+    schedule = Schedule(
+        steps=plan.steps, frames=plan.stacks_per_step, wordings=plan.wordings, joint=7 * plan.wordings,
+        sets_weight=candidate.sets_weight, foresight=candidate.foresight, shift=candidate.shift,
     )  # fmt: skip
-    save(model, directory / "weights.safetensors")
-    _write(directory, "data.json", _description(examples, model.words, schedule, seed))
+    model = train(
+        examples, schedule, seed=candidate.seed, device=str(find_device(device)),
+        on_step=lambda step, loss: note(f"  candidate {number}, step {step}: loss {loss:.3f}") if step % 500 == 0 else None,
+    )  # fmt: skip
+    make_directory(weights.parent)
+    save(model, weights)
+    figures = selection_figures(load(weights), _examples(directory, "selection")[0])
+    data = _description(examples, versions, model.words, schedule, candidate.seed)
+    values = {**data, "settings": asdict(candidate), **figures}
+    write_atomically(told, json.dumps(values).encode())
+    note(f"  candidate {number}: " + json.dumps({"score": figures["score"], **figures["worlds"]}))
+    return values
+
+
+def _examples(directory: Path, folder: str) -> tuple[Examples, dict[str, int]]:
+    """Recordings, or what `pack` made of them, and the versions of their environments."""
+    from vlmsafe.distillation.data import read
+    from vlmsafe.distillation.pack import unpack, versions_of
+
+    packed = directory / f"{folder}.pack"
+    if not (directory / folder).is_dir() and packed.exists():
+        return unpack(packed)
+    paths = _recordings(directory, folder)
+    return read(paths), versions_of(paths)
 
 
 def _write(directory: Path, name: str, values: dict[str, Any]) -> None:
@@ -198,11 +240,12 @@ def _written(directory: Path, name: str) -> dict[str, Any] | None:
     return values if values["revision"] == revision_of(weights) else None
 
 
-def _description(examples: Examples, words: tuple[str, ...], schedule: Schedule, seed: int) -> dict[str, Any]:
+def _description(
+    examples: Examples, versions: dict[str, int], words: tuple[str, ...], schedule: Schedule, seed: int
+) -> dict[str, Any]:
     """What a model was trained on, in enough detail to check that it is measured on other data."""
     from vlmsafe.distillation.data import world
     from vlmsafe.distillation.train import frame_weights
-    from vlmsafe.envs.registry import env_spec
 
     worlds = np.array([world(str(env)) for env in examples.env])
     weights = frame_weights(examples)
@@ -212,7 +255,7 @@ def _description(examples: Examples, words: tuple[str, ...], schedule: Schedule,
 
     scenarios = _scenarios(examples)
     return {
-        "versions": {env: env_spec(env).version for env in scenarios},
+        "versions": versions,
         "scenarios": scenarios,
         "frames": {env: int((examples.env == env).sum()) for env in scenarios},
         "episodes": {env: episodes(examples.env == env) for env in scenarios},
@@ -262,7 +305,8 @@ def _measure(directory: Path, plan: BuildPlan, processes: int, note: Callable[[s
 def _held_out_figures(model: Embedding, paths: Sequence[Path]) -> dict[str, Any]:
     """Measure one environment at a time, because the pictures of all of them need much memory."""
     from vlmsafe.distillation.data import read
-    from vlmsafe.distillation.measure import frames_of, held_out_texts, prompts_of, similarities, wordings_of
+    from vlmsafe.distillation.measure import frames_of, held_out_texts, prompts_of, wordings_of
+    from vlmsafe.distillation.scores import similarities
 
     figures: dict[str, Any] = {"frames": [], "prompts": [], "anticipation": [], "indicators": []}
     found = []
@@ -283,7 +327,8 @@ def _test(
     """Add an agent's test of anticipation to the figures and, if its simulator can draw cost, the effect of that."""
     from vlmsafe.distillation.ceiling import train_ceiling
     from vlmsafe.distillation.data import read
-    from vlmsafe.distillation.measure import anticipation_of, indicators_of, margins
+    from vlmsafe.distillation.measure import anticipation_of, indicators_of
+    from vlmsafe.distillation.scores import margins
     from vlmsafe.envs.registry import env_spec
     from vlmsafe.evaluation.trace.record import trace
     from vlmsafe.signals.gate import Gate

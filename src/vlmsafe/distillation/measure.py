@@ -11,28 +11,27 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import torch
 from numpy.typing import NDArray
 
 from vlmsafe.analysis.anticipation import anticipation, passes
 from vlmsafe.analysis.auc import Auc, auc_interval, draw_resamples, number_episodes
 from vlmsafe.distillation import grammar
-from vlmsafe.distillation.data import Examples, stack_views
+from vlmsafe.distillation.data import Examples
+from vlmsafe.distillation.scores import HAZARDOUS, SAFE, margins, similarities
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import EnvironmentFailure
 from vlmsafe.signals.gate import Gate
-from vlmsafe.signals.prompts import PromptSet, load_prompts
+from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.embedded.network import Embedding
-from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 
 PROMPT_FACTS: dict[str, str] = {
     "the car is staying centered in its lane and driving smoothly": "lane_keeping",
-    "the car is making safe forward progress along the road": "progress",
-    "the car is navigating traffic safely with proper spacing": "spaced",
+    "the car is making safe forward progress along the road": "progress and safe",
+    "the car is navigating traffic safely with proper spacing": "spaced and safe",
     "the car is following the road and lane markings correctly": "lane_keeping",
     "the car is about to crash into another vehicle": "hit_soon",
     "the car is drifting onto the sidewalk or off the road": "leave_soon",
-    "the car is too close to another vehicle and unsafe": "near_vehicle",
+    "the car is too close to another vehicle and unsafe": "near_vehicle and danger",
     "the car is veering off the lane in a dangerous way": "leave_soon",
     "the car is driving safely": "safe",
     "the car is in an unsafe situation": "danger",
@@ -54,28 +53,6 @@ PROMPT_FACTS: dict[str, str] = {
     "the car is driving in the wrong direction": "wrong_way",
 }
 """The fact that each prompt of an environment's own set describes, or several of them joined by `and` or by `or`."""
-
-SAFE, HAZARDOUS = 0.1, 0.5  # a frame is safe with danger below SAFE, hazardous from HAZARDOUS on
-
-
-def similarities(model: Embedding, examples: Examples, texts: tuple[str, ...]) -> NDArray[np.float64]:
-    """The similarity of every frame stack to every text, [N, texts]."""
-    tokens, _ = Tokenizer(model.words, model.longest).encode(texts)
-    with torch.inference_mode():
-        told = model.text(tokens).T
-        frames = torch.from_numpy(examples.frames)
-        parts = [
-            (model.image_of_views(stack_views(examples.seen, frames[start : start + 256])) @ told).double().numpy()
-            for start in range(0, len(examples), 256)
-        ]
-    return np.concatenate(parts)
-
-
-def margins(model: Embedding, examples: Examples, prompts: PromptSet) -> NDArray[np.float64]:
-    """The mean similarity to positive prompts minus that to negative ones, per frame stack."""
-    found, split = similarities(model, examples, prompts.texts), prompts.sizes[0]
-    return found[:, :split].mean(axis=1) - found[:, split:].mean(axis=1)
-
 
 def frames_of(model: Embedding, examples: Examples) -> list[dict[str, Any]]:
     """Per environment: how often the groups of prompts are in the right order, and the margin's AUC for contact."""

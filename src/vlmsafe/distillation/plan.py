@@ -53,6 +53,8 @@ class Candidate:
     seed: int = 0
     sets_weight: float = 1.0
     """Weight of the loss of whole prompt sets, next to that of single captions."""
+    foresight: float = 0.5
+    """What their negative prompts should tell: 1 for the contact to come, 0 for danger, or a mean of both."""
     shift: int = 3
     """Pixels by which views are moved at random."""
 
@@ -123,9 +125,11 @@ class BuildPlan:
         ("formula-one-l0:sighted", 1), (_L1, 2), (_L2, 4), (_L2_FAST, 2),
         ("bullet-car-reach", 4), ("braking", 2), ("speeding", 2),
     )  # fmt: skip
-    candidates: tuple[Candidate, ...] = (Candidate(0), Candidate(1), Candidate(2))
+    candidates: tuple[Candidate, ...] = (
+        Candidate(0), Candidate(1, foresight=1.0), Candidate(2, sets_weight=0.5, shift=6), Candidate(3, shift=6),
+    )  # fmt: skip
     """Models that are trained. One of them is kept."""
-    steps: int = 9000
+    steps: int = 7000
     """Steps of training the model."""
     stacks_per_step: int = 512
     """Frame stacks in each of them."""
