@@ -129,8 +129,9 @@ def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[st
             last = Scenarios(most.start + most.size, spec.training.size - most.size)
             pool = {"recordings": most, "selection": last, "held-out": spec.held_out}[folder]
             paths = [directory / folder / f"{file_name(env)}.{number:04d}.npz" for number in range(count)]
-            # Recordings that exist are kept, so their drivers need not exist any more.
-            agents = () if all(path.exists() for path in paths) else _drivers(directory, plan, env)
+            if all(path.exists() for path in paths):  # they are kept, and their drivers need not exist any more
+                continue
+            agents = _drivers(directory, plan, env)
             tasks = [
                 RecordTask(
                     path,
@@ -145,8 +146,9 @@ def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[st
                     version=spec.version,
                 )
                 for number, path in enumerate(paths)
+                if not path.exists()
             ]
-            with WorkerPool[dict[str, int]](EnvRecipe(spec, pool), processes) as workers:
+            with WorkerPool[dict[str, int]](EnvRecipe(spec, pool), min(processes, len(tasks))) as workers:
                 results = workers.run(tasks)
             assert results is not None
             note(f"  {folder}, {env}: " + ", ".join(f"{sum(r[key] for r in results)} {key}" for key in results[0]))
