@@ -337,8 +337,7 @@ def _test(
     from vlmsafe.signals.prompts import load_prompts
     from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 
-    paths = _recordings(directory, "recordings")
-    env, _, variant = agent.env.partition(":")  # the frames of a variant look the same
+    paths, env = _recordings(directory, "recordings"), agent.env
     own = [path for path in paths if _env_of(path) == env]
     if not own:
         raise InputError(f"there are no recordings of {env}, on which {agent.name} is tested; record some")
@@ -346,20 +345,19 @@ def _test(
     dice = some.select(some.driver == "dice")
     if not len(dice):
         raise InputError(f"no recording of {env} has a random driver, and the gate needs its frames; record more")
-    run, spec = directory / "agents" / agent.name, env_spec(agent.env)
+    run, spec = _agent_run(directory, agent), env_spec(env)
     prompts = load_prompts(str(spec.prompts))
     scorer = EmbeddedScorer(model, prompts, device="cpu")
-    scorers: dict[str, Scorer] = {"embedded": scorer}
-    if not variant:  # a variant may observe other things than were recorded
-        scorers["state"] = train_ceiling(_alike(paths, env), steps=plan.ceiling_steps)
+    ceiling = train_ceiling(_alike(paths, env), steps=plan.ceiling_steps)
+    scorers: dict[str, Scorer] = {"embedded": scorer, "state": ceiling}
     episodes = plan.test_episodes
     table = trace(run, scorers, episodes=episodes, processes=processes)
     table.write_parquet(directory / f"trace-{agent.name}.parquet")
     # As in a run, the gate is calibrated on a random driver's frames of training scenarios.
     gate = Gate.calibrated(margins(model, dice, prompts))
-    said = {"env": agent.env, "agent": f"{agent.method}, seed {agent.seed}, {agent.steps:,} steps"}
+    said = {"env": env, "agent": agent.name}
     figures["anticipation"].append({**said, "choice": agent.choice, **anticipation_of(table, gate)})
-    if spec.indicators is not None and not variant:
+    if spec.indicators is not None:
         drawn = trace(run, {"embedded": scorer}, episodes=episodes, processes=processes, indicators=True)
         figures["indicators"].append({**said, **indicators_of(table, drawn)})
     known = figures["scenarios"]
@@ -367,8 +365,9 @@ def _test(
 
 
 def _env_of(path: Path) -> str:
-    """The environment of a recording: the first part of the file name."""
-    return path.name.split(".")[0]
+    """The environment of a recording."""
+    with np.load(path) as held:
+        return str(held["env"])
 
 
 def _alike(paths: Sequence[Path], env: str) -> Examples:

@@ -126,7 +126,9 @@ class BuildPlan:
         ("bullet-car-reach", 4), ("braking", 2), ("speeding", 2),
     )  # fmt: skip
     candidates: tuple[Candidate, ...] = (
-        Candidate(0), Candidate(1, foresight=1.0), Candidate(2, sets_weight=0.5, shift=6), Candidate(3, shift=6),
+        Candidate(0), Candidate(1, foresight=1.0), Candidate(2, shift=6),
+        Candidate(3, sets_weight=2.0, foresight=0.75, shift=6), Candidate(4, sets_weight=0.5, shift=6),
+        Candidate(5, foresight=0.75),
     )  # fmt: skip
     """Models that are trained. One of them is kept."""
     steps: int = 7000
