@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from vlmsafe.distillation import grammar
-from vlmsafe.distillation.build import AgentPlan, BuildPlan, _alike, _test, _write, _written, build
+from vlmsafe.distillation.build import AgentPlan, BuildPlan, _agent_run, _alike, _test, _write, _written, build
 from vlmsafe.distillation.card import _indicators, card
 from vlmsafe.distillation.data import Examples
 from vlmsafe.distillation.facts import FACTS
 from vlmsafe.distillation.measure import PROMPT_FACTS, anticipation_of, indicators_of, stated_facts, truth_of
+from vlmsafe.distillation.pack import main as pack_build
+from vlmsafe.distillation.plan import Candidate
 from vlmsafe.distillation.record import RecordTask
 from vlmsafe.distillation.train import Schedule, draw_captions
 from vlmsafe.envs.api import Scenarios
@@ -29,10 +31,15 @@ from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 from vlmsafe.signals.scorers.registry import make_scorer
 
 SMALL = BuildPlan(
-    recorded=(AgentPlan("braking", "ppo", 1, 400),),
-    tested=(AgentPlan("braking", "ppo-lag", 2, 400, choice="Nobody chose."), AgentPlan("speeding", "ppo-lag", 2, 400)),
-    training_files=(("braking", 1), ("speeding", 1)),
+    recorded=(AgentPlan("rough", "braking", steps=200),),
+    tested=(
+        AgentPlan("kept", "braking", "driver:braking", choice="Nobody chose."),
+        AgentPlan("elsewhere", "speeding", "driver:braking"),
+    ),
+    training_files=(("braking", 2), ("speeding", 1)),
+    selection_files=(("braking", 1), ("speeding", 1)),
     held_out_files=(("braking", 1), ("speeding", 1)),
+    candidates=(Candidate(0), Candidate(1, sets_weight=0.0)),
     steps=3,
     stacks_per_step=16,
     wordings=10,
@@ -43,28 +50,36 @@ SMALL = BuildPlan(
 
 def test_a_build_goes_from_nothing_to_a_scorer_and_its_card_and_is_not_repeated(tmp_path: Path) -> None:
     notes: list[str] = []
-    build(tmp_path, SMALL, stages=("agents", "record", "train"), device="cpu", processes=1, note=notes.append)
-    build(tmp_path, SMALL, device="cpu", processes=1, note=notes.append)
-    assert any(note.startswith("  recordings, braking: 25 episodes") for note in notes)
+    plan = replace(SMALL, tested=SMALL.tested[:1])
+    build(tmp_path, plan, stages=("agents", "record", "train"), device="cpu", processes=1, note=notes.append)
+    build(tmp_path, plan, device="cpu", processes=1, note=notes.append)
+    assert any(note.startswith("  recordings, braking: 50 episodes") for note in notes)
     scorer = make_scorer(f"embedded:{tmp_path / 'weights.safetensors'}", load_prompts("metadrive-v2"), device="cpu")
     assert scorer.score(np.zeros((2, 64, 64, 6), np.uint8)).shape == (2, 2)
     text, figures = (tmp_path / "card.md").read_text(), json.loads((tmp_path / "figures.json").read_text())
     assert all(
-        part in text for part in ("### `braking`", "### `speeding`", "the car is in an unsafe situation", "K = 40")
+        part in text for part in ("### `braking`", "the car is in an unsafe situation", "K = 40", "sets_weight 0")
     )
     assert "Nobody chose." in text
     assert "What cost indicators give away" not in text, "neither world has any"
-    assert [(test["env"], test["agent"]) for test in figures["anticipation"]] == [
-        ("braking", "ppo-lag, seed 2, 400 steps"), ("speeding", "ppo-lag, seed 2, 400 steps"),
-    ]  # fmt: skip
+    assert [(test["env"], test["agent"]) for test in figures["anticipation"]] == [("braking", "kept")]
     with np.load(tmp_path / "recordings" / "speeding.0000.npz") as held:
-        assert not len(held["agents"]), "agents drive in the world they were trained in"
+        assert not len(held["agents"]), "agents drive in the worlds that the plan names"
     with np.load(tmp_path / "recordings" / "braking.0000.npz") as held:
-        assert held["agents"].tolist() == ["braking-ppo-1"]
+        assert held["agents"].tolist() == ["rough"]
     assert "{" not in text
-    assert not _overlap(json.loads((tmp_path / "data.json").read_text()), figures)
+    data = json.loads((tmp_path / "data.json").read_text())
+    assert not _overlap(data, figures)
+    assert len(data["candidates"]) == 2
+    best = data["candidates"][data["chosen"]]
+    assert best["score"] == max(one["score"] for one in data["candidates"])
+    assert (tmp_path / f"candidates/{data['chosen']}.safetensors").read_bytes() == (
+        tmp_path / "weights.safetensors"
+    ).read_bytes()
+    with np.load(tmp_path / "selection" / "braking.0000.npz") as held:
+        assert held["scenario"].min() >= 9000, "the last tenth of the training pool"
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != "card.md"}
-    build(tmp_path, SMALL, device="cpu", processes=1, note=notes.append)
+    build(tmp_path, plan, device="cpu", processes=1, note=notes.append)
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     assert {path: time for path, time in after.items() if path.name != "card.md"} == {
         path: time for path, time in before.items() if path.is_file()
@@ -88,14 +103,39 @@ def test_training_without_recordings_says_what_is_missing(tmp_path: Path) -> Non
 
 def test_a_smaller_plan_has_less_of_everything_and_nothing_of_none() -> None:
     plan = BuildPlan().scaled(0.01)
-    assert {agent.steps for agent in (*plan.recorded, *plan.tested)} == {1600, 2400}
-    assert plan.recorded[2].initial_std == BuildPlan().recorded[2].initial_std
-    assert not any(agent.choice for agent in plan.tested), "how those of another build were chosen nobody knows"
+    assert {agent.steps for agent in plan.recorded} == {0, 120, 80}, "a policy that is there needs no steps"
+    assert plan.tested == BuildPlan().tested
     assert BuildPlan().scaled(1.0) == BuildPlan()
-    assert min(count for _, count in (*plan.training_files, *plan.held_out_files)) == 1
-    assert BuildPlan().scaled(0.1).tested[0].steps % 4000 == 0
+    counts = [count for _, count in (*plan.training_files, *plan.selection_files, *plan.held_out_files)]
+    assert min(counts) == 1
     with pytest.raises(InputError, match="greater than 0"):
         BuildPlan().scaled(0.0)
+
+
+def test_training_takes_packed_recordings_where_there_are_no_others(tmp_path: Path) -> None:
+    plan = replace(SMALL, recorded=(), candidates=SMALL.candidates[:1])
+    build(tmp_path / "here", plan, stages=("record", "train"), device="cpu", processes=1, note=lambda text: None)
+    pack_build(tmp_path / "here")
+    (tmp_path / "there").mkdir()
+    for name in ("recordings.pack", "selection.pack"):
+        (tmp_path / "here" / name).rename(tmp_path / "there" / name)
+    build(tmp_path / "there", plan, stages=("train",), device="cpu", note=lambda text: None)
+    here, there = (json.loads((tmp_path / place / "data.json").read_text()) for place in ("here", "there"))
+    assert {name: here[name] for name in ("versions", "scenarios", "frames", "drivers")} == {
+        name: there[name] for name in ("versions", "scenarios", "frames", "drivers")
+    }
+
+
+def test_a_policy_of_the_repository_is_missed_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vlmsafe.distillation.build._REPOSITORY", tmp_path)
+    with pytest.raises(InputError, match="is in the repository only; build the scorer there"):
+        build(tmp_path, BuildPlan(), stages=("agents",), note=lambda text: None)
+
+
+def test_every_agent_that_is_there_already_can_be_opened_in_its_world() -> None:
+    for agent in (*BuildPlan().recorded, *BuildPlan().tested):
+        if agent.policy:
+            assert _agent_run(Path("nowhere"), agent).config.spec.name == agent.env
 
 
 def test_every_prompt_of_an_environments_own_set_has_the_fact_it_describes() -> None:
@@ -106,14 +146,22 @@ def test_every_prompt_of_an_environments_own_set_has_the_fact_it_describes() -> 
 
 def test_the_plan_covers_every_environment_and_tests_no_agent_that_drives_in_recordings() -> None:
     plan = BuildPlan()
-    assert {env for env, _ in plan.training_files} == {env for env, _ in plan.held_out_files} == set(ENVS)
+    for files in (plan.training_files, plan.held_out_files):
+        assert {env.partition(":")[0] for env, _ in files} == set(ENVS)
+    assert {agent.env for agent in plan.tested} <= {env for env, _ in plan.training_files}
+    assert not {agent.policy for agent in plan.recorded} & {agent.policy for agent in plan.tested}
     assert not {agent.name for agent in plan.recorded} & {agent.name for agent in plan.tested}
     assert all(agent.choice for agent in plan.tested)
     assert len({agent.name for agent in plan.recorded}) == len(plan.recorded)
 
 
-def test_agents_of_a_variant_are_named_like_files() -> None:
-    assert AgentPlan("formula-one-l2:sighted", "ppo", 2).name == "formula-one-l2-sighted-ppo-2"
+def test_agents_drive_where_the_plan_says() -> None:
+    files = [env for env, _ in BuildPlan().training_files]
+    drivers = {env: [agent.name for agent in BuildPlan().recorded if agent.drives_in(env)] for env in files}
+    assert drivers["formula-one-l1:sighted"] == drivers["formula-one-l2:fast+sighted"] == ["fast-rough-clone"]
+    assert len(drivers["metadrive-easy"]) == len(drivers["metadrive-hard"]) == 2
+    assert not drivers["formula-one-l0:sighted"], "it observes less"
+    assert not drivers["braking"]
 
 
 def test_anticipation_is_measured_with_and_without_a_ceiling() -> None:
@@ -134,17 +182,6 @@ def test_anticipation_is_measured_with_and_without_a_ceiling() -> None:
     assert "state" in {row["signal"] for row in with_ceiling["rows"]}
 
 
-def test_agents_drive_where_they_were_trained_and_where_the_plan_says() -> None:
-    drivers = {env: [agent.name for agent in BuildPlan().recorded if agent.drives_in(env)] for env in ENVS}
-    assert (
-        drivers["formula-one-l1"] == drivers["formula-one-l2"] == ["formula-one-l2-ppo-1", "formula-one-l2-ppo-lag-2"]
-    )
-    assert drivers["metadrive-hard"] == drivers["metadrive-easy"]
-    assert len(drivers["metadrive-easy"]) == 3
-    assert not drivers["formula-one-l0"], "it observes less"
-    assert not drivers["braking"]
-
-
 def _examples(env: str = "braking", **truths: list[float]) -> Examples:
     """Moments of which a few facts are known."""
     count = len(next(iter(truths.values())))
@@ -154,7 +191,7 @@ def _examples(env: str = "braking", **truths: list[float]) -> Examples:
     names, rows = np.full(count, env), np.arange(count)
     return Examples(
         torch.empty((0, 6, 8, 8), dtype=torch.uint8), np.stack([rows, rows], axis=1), table, np.zeros(count, bool),
-        [np.zeros(1, np.float32)] * count, np.zeros((count, 1), np.float32), names, rows, rows, names,
+        np.full(count, np.inf, np.float32), [np.zeros(1, np.float32)] * count, np.zeros((count, 1), np.float32), names, rows, rows, names,
     )  # fmt: skip
 
 
@@ -258,8 +295,8 @@ def test_the_shipped_model_was_measured_on_scenarios_it_never_saw() -> None:
     assert not _overlap(data, figures)
     for part, pool in ((data, "training"), (figures, "held_out")):
         for env, scenarios in part["scenarios"].items():
-            assert all(scenario in getattr(ENVS[env], pool) for scenario in scenarios)
-    assert set(figures["scenarios"]) == set(ENVS)
+            assert all(scenario in getattr(ENVS[env.partition(":")[0]], pool) for scenario in scenarios)
+    assert {env.partition(":")[0] for env in figures["scenarios"]} == set(ENVS)
 
 
 def test_no_wording_the_shipped_model_was_measured_on_is_among_its_captions() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from vlmsafe.distillation import grammar
-from vlmsafe.distillation.facts import FACTS, FAR, MEASURES, SURE, above, soon, truths
+from vlmsafe.distillation.facts import FACTS, MEASURES, about, above, soon, truths
 from vlmsafe.envs.registry import ENVS
 
 EVENTS = arrays.arrays(np.bool_, st.integers(1, 60))
@@ -18,17 +18,24 @@ def test_an_event_is_the_truer_the_nearer_it_comes(event: np.ndarray, step_secon
     truth = soon(event, step_seconds, complete=True)
     for t in range(len(event)):
         later = np.flatnonzero(event[t:])
-        wait = later[0] * step_seconds if len(later) else np.inf
-        assert truth[t] == pytest.approx(min(max((FAR - wait) / (FAR - SURE), 0.0), 1.0))
+        wait = later[0] if len(later) else np.inf
+        sure, far = about(step_seconds)
+        assert truth[t] == pytest.approx(min(max((far - wait) / (far - sure), 0.0), 1.0))
 
 
 @given(EVENTS, st.floats(0.05, 1.0))
 def test_what_was_not_recorded_is_unknown_and_what_was_is_not(event: np.ndarray, step_seconds: float) -> None:
     cut, whole = (soon(event, step_seconds, complete=complete) for complete in (False, True))
-    remaining = (len(event) - 1 - np.arange(len(event))) * step_seconds
+    remaining = len(event) - 1 - np.arange(len(event))
     no_more = ~np.logical_or.accumulate(event[::-1])[::-1]
-    assert np.array_equal(np.isnan(cut), no_more & (remaining < FAR))
+    assert np.array_equal(np.isnan(cut), no_more & (remaining < about(step_seconds)[1]))
     assert np.array_equal(cut[~np.isnan(cut)], whole[~np.isnan(cut)])
+
+
+def test_about_to_is_at_most_two_seconds_and_twenty_steps() -> None:
+    assert about(0.1) == (20, 40)
+    assert about(1 / 60) == (20, 40), "short steps: the horizon of the test of anticipation"
+    assert about(0.5) == (4.0, 8.0), "long steps: seconds"
 
 
 def test_between_two_thresholds_nothing_is_said_in_either_direction() -> None:

@@ -25,7 +25,13 @@ def test_wordings_kept_for_measuring_are_never_drawn() -> None:
     kept = [text for name in shipped_prompts() for text in load_prompts(name).texts]
     kept += [text for texts in grammar.held_out().values() for text in texts]
     drawn = {grammar.caption(fact, rng) for fact in facts for _ in range(300)}
-    drawn |= {grammar.joint_caption(*rng.choice(facts, 2), "and", rng) for _ in range(1000)}
+    drawn |= {grammar.caption(fact, rng, deny=True) for fact in facts for _ in range(100)}
+    drawn |= {grammar.joined_caption(pair, rng) for pair in grammar.joined() for _ in range(100)}
+    drawn |= {
+        grammar.joint_caption(*rng.choice(facts, 2), "and", rng, deny=(deny, not deny))
+        for deny in (True, False)
+        for _ in range(500)
+    }
     assert not drawn & set(kept)
     assert not [text for text in drawn if any(wording in text for wording in grammar.reserved())]
 
@@ -63,3 +69,26 @@ def test_two_facts_in_one_sentence_are_joined_by_the_word() -> None:
 def test_equal_seeds_draw_equal_captions() -> None:
     drawn = [[grammar.caption("danger", np.random.default_rng(seed)) for _ in range(3)] for seed in (4, 4, 5)]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.mark.parametrize("fact", FACTS)
+def test_every_fact_can_be_denied_in_known_words(fact: str) -> None:
+    rng, tokenizer = np.random.default_rng(8), Tokenizer(grammar.vocabulary(), Architecture().longest)
+    drawn = [grammar.caption(fact, rng, deny=True) for _ in range(60)]
+    assert all("not" in text.split() or "it is false that" in text for text in drawn)
+    assert not any(tokenizer.encode(drawn)[1])
+    assert all(" not " in grammar.joint_caption("safe", fact, "and", rng, deny=(False, True)) for _ in range(10))
+
+
+def test_a_denial_is_not_denied_and_an_alternative_neither() -> None:
+    for predicate in ("is not moving", "has no room", "cannot stop", "stands still or goes the wrong way", "hits"):
+        assert grammar.denied(predicate) is None
+    assert grammar.denied("has hit a wall") == "has not hit a wall"
+    assert grammar.denied("faces a hazard") == "does not face a hazard"
+
+
+def test_sentences_of_two_facts_state_known_ones_in_known_words() -> None:
+    rng, tokenizer = np.random.default_rng(9), Tokenizer(grammar.vocabulary(), Architecture().longest)
+    for pair in grammar.joined():
+        assert set(pair) <= set(FACTS)
+        assert not any(tokenizer.encode([grammar.joined_caption(pair, rng) for _ in range(50)])[1])

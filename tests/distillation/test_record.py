@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from vlmsafe.distillation.data import read, stack_views
-from vlmsafe.distillation.drivers import KINDS, driver
+from vlmsafe.distillation.data import read, stack_views, steps_ahead
+from vlmsafe.distillation.drivers import KINDS, Agent, driver
 from vlmsafe.distillation.facts import FACTS, MEASURES
-from vlmsafe.distillation.record import AFTER_CONTACT, RecordTask, step_limit
+from vlmsafe.distillation.pack import pack, unpack, versions_of
+from vlmsafe.distillation.record import AFTER_CONTACT, LIMIT, QUIET_LIMIT, RecordTask
 from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
@@ -220,15 +221,96 @@ def test_who_drives_straight_on_or_rolls_dice_steers_little_on_average() -> None
     assert np.abs(dice[:, 1].mean()) < 0.05 < dice[:, 0].mean()
 
 
-def test_a_contact_that_costs_nothing_ends_a_recording_too_and_short_steps_make_longer_ones(tmp_path: Path) -> None:
+def test_a_contact_that_costs_nothing_ends_a_piece_too(tmp_path: Path) -> None:
     recorded = RecordTask(tmp_path / "a.npz", "sandbox", 0.04, Scenarios(0, 9), False, episodes=30, seed=(0,))
     recorded.run(Sandbox(), lambda steps: None)
     with np.load(tmp_path / "a.npz") as held:
         lengths = held["length"].tolist()
-    assert set(lengths) == {30 + AFTER_CONTACT, 240}
-    assert lengths.count(240) < 15
+    assert set(lengths) == {30 + AFTER_CONTACT, 30 + LIMIT // 2}
+    assert lengths.count(30 + AFTER_CONTACT) > 15
 
 
-@pytest.mark.parametrize(("step_seconds", "steps"), [(0.1, 160), (0.2, 160), (1.0, 160), (0.04, 240), (1 / 60, 576)])
-def test_an_episode_lasts_at_least_as_many_steps_and_as_long(step_seconds: float, steps: int) -> None:
-    assert step_limit(step_seconds) == steps
+class Endless(Sandbox):
+    """Nothing is ever touched."""
+
+    def facts(self) -> Any:
+        return {"hit": 0.0}
+
+
+class Short(Sandbox):
+    """Its episodes end after 20 steps."""
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        return np.zeros(1, np.float32), 0.0, self._steps >= 20, False, {"cost": 0.0}
+
+
+def test_of_an_episode_without_contact_the_last_steps_are_kept(tmp_path: Path) -> None:
+    recorded = RecordTask(
+        tmp_path / "a.npz", "sandbox", 0.1, Scenarios(0, 9), False, episodes=5, seed=(0,), longest_lead=200, version=7
+    )
+    recorded.run(Endless(), lambda steps: None)
+    with np.load(tmp_path / "a.npz") as held:
+        assert set(held["length"].tolist()) == {QUIET_LIMIT}
+        assert not held["complete"].any()
+        assert held["version"] == 7
+
+
+def test_an_episode_that_ends_before_its_piece_begins_is_replaced(tmp_path: Path) -> None:
+    recorded = RecordTask(
+        tmp_path / "a.npz", "sandbox", 0.1, Scenarios(0, 9), False, episodes=6, seed=(0,), longest_lead=200
+    )
+    recorded.run(Short(), lambda steps: None)
+    with np.load(tmp_path / "a.npz") as held:
+        assert len(held["length"]) == 6
+        assert held["length"].max() <= 20
+
+
+def test_a_fault_begins_as_many_steps_later() -> None:
+    for seed in range(5):
+        _, act = driver("swerving", Sandbox(), [], np.random.default_rng(seed), 100)
+        driven = np.array([act(np.zeros(1, np.float32)) for _ in range(150)])
+        assert (driven[:100] == [0.25, 0.0]).all()
+        assert driven[-1, 1] != 0.0
+
+
+def test_an_agent_that_keeps_its_actions_decides_every_second_step() -> None:
+    asked = itertools.count()
+
+    class Decides(Agent):
+        def action(self, observation: Any) -> Any:
+            return np.array([next(asked) / 10.0, 0.0])
+
+    act = Decides("two", None, None, repeat=2).drive()  # type: ignore[arg-type]
+    assert [float(act(np.zeros(1, np.float32))[0]) for _ in range(5)] == [0.0, 0.0, 0.1, 0.1, 0.2]
+
+
+def test_actions_are_bounded_only_where_the_environment_clips_them() -> None:
+    class Steep(Sandbox):
+        def expert(self) -> Any:
+            return lambda: np.array([1.5, -1.5])
+
+    for clips, bound in ((True, 1.0), (False, 1.5)):
+        env = Steep()
+        env.clips = clips
+        _, act = driver("expert", env, [], np.random.default_rng(0))
+        assert np.abs(act(np.zeros(1, np.float32))).tolist() == [bound, bound]
+
+
+def test_packed_recordings_hold_the_same_views_and_truths(tmp_path: Path) -> None:
+    path = tmp_path / "braking.0000.npz"
+    task(path, version=3).run(made(), lambda steps: None)
+    examples = read([path], size=32)
+    (tmp_path / "a.pack").write_bytes(pack(examples, versions_of([path])))
+    again, versions = unpack(tmp_path / "a.pack")
+    assert versions == {"braking": 3}
+    assert (again.seen.short() - examples.seen.short()).abs().max() <= ROUNDING // 2
+    np.testing.assert_allclose(again.truths, examples.truths, atol=0.002)
+    for name in ("frames", "contact", "ahead", "env", "scenario", "episode", "driver"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(examples, name))
+
+
+def test_steps_ahead_count_to_the_next_event_and_are_unknown_where_the_recording_was_cut() -> None:
+    event = np.array([False, False, True, True, False])
+    np.testing.assert_array_equal(steps_ahead(event, complete=True), [2, 1, 1, np.inf, np.inf])
+    np.testing.assert_array_equal(steps_ahead(event, complete=False), [2, 1, 1, np.nan, np.nan])

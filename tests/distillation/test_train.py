@@ -11,12 +11,22 @@ from vlmsafe.analysis.auc import auc
 from vlmsafe.distillation import grammar
 from vlmsafe.distillation.ceiling import train_ceiling
 from vlmsafe.distillation.data import Examples, read
-from vlmsafe.distillation.measure import similarities
+from vlmsafe.distillation.facts import FACTS
 from vlmsafe.distillation.record import RecordTask
-from vlmsafe.distillation.train import Schedule, balanced_loss, caption_truths, frame_weights, train
+from vlmsafe.distillation.scores import rank_auc, selection_figures, similarities
+from vlmsafe.distillation.train import (
+    Schedule,
+    balanced_loss,
+    caption_truths,
+    draw_captions,
+    frame_weights,
+    prompt_sets,
+    train,
+)  # fmt: skip
 from vlmsafe.envs.api import Scenarios
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.signals.scorers.embedded.network import Architecture, Embedding, load, save, views
+from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 
 SMALL = Architecture(size=32, widths=(8, 16), depths=(0, 0), dimension=16, text_width=32, text_layers=1)
 
@@ -37,6 +47,8 @@ def test_and_is_as_true_as_the_lesser_and_or_as_the_greater() -> None:
     found = caption_truths(truths, facts, either)[0]
     assert found[:3].tolist() == pytest.approx([0.2, 0.9, 0.9])
     assert found[3].isnan()
+    turned = caption_truths(truths, facts, either, torch.tensor([[False, True]] * 4))[0]
+    assert turned[:3].tolist() == pytest.approx([0.1, 0.2, 0.1])
 
 
 def test_true_and_false_frames_of_a_caption_weigh_the_same() -> None:
@@ -70,7 +82,44 @@ def test_worlds_are_drawn_as_often_as_they_weigh_however_many_frames_they_have(e
     envs = names[np.random.default_rng(0).choice(5, len(examples), p=(0.5, 0.2, 0.1, 0.1, 0.1))]
     weights = frame_weights(replace(examples, env=envs))
     shares = [weights[np.isin(envs, chosen)].sum() for chosen in (names[:2], names[2], names[3], names[4])]
-    assert shares == pytest.approx(np.array([1.0, 1.0, 0.6, 0.15]) / 2.75)
+    assert shares == pytest.approx(np.array([1.0, 1.0, 1.0, 0.15]) / 3.15)
+
+
+def test_a_stack_without_an_earlier_frame_is_not_drawn_if_the_car_moves(examples: Examples) -> None:
+    lonely = examples.frames[:, 0] == examples.frames[:, 1]
+    moving = np.where(np.arange(len(examples)) % 2 == 0, 0.0, 1.0)
+    truths = examples.truths.copy()
+    truths[:, list(FACTS).index("stopped")] = moving
+    weights = frame_weights(replace(examples, truths=truths))
+    assert lonely.any()
+    assert (weights[lonely & (moving == 0.0)] == 0.0).all()
+    assert (weights[lonely & (moving == 1.0)] > 0.0).all()
+
+
+def test_prompt_sets_state_what_is_good_and_bad_in_a_world(examples: Examples) -> None:
+    words = Tokenizer(grammar.vocabulary())
+    captions = draw_captions(Schedule(wordings=4, joint=5), range(len(FACTS)), words, np.random.default_rng(0))
+    sets = prompt_sets(examples, captions, 1.0, "cpu")
+    names = list(FACTS)
+    for pool, bare in ((sets.good[0], "safe"), (sets.bad[0], "danger")):
+        stated = {tuple(names[one] for one in captions.facts[row].tolist()) for row in pool.tolist()}
+        assert (bare, bare) in stated
+        assert not captions.denied[pool].any()
+        assert not stated & {("touching", "touching"), ("spaced", "spaced")}, "nothing in braking says so"
+    soon = (examples.ahead <= 20) | examples.contact
+    assert sets.coming[torch.from_numpy(soon)].min() == 1.0
+    assert sets.coming[torch.from_numpy(np.isinf(examples.ahead) & ~examples.contact)].max() == 0.0
+
+
+def test_candidates_are_compared_by_what_was_recorded(examples: Examples) -> None:
+    model = Embedding(grammar.vocabulary(), SMALL).eval()
+    told = selection_figures(model, replace(examples, env=np.full(len(examples), "metadrive-easy")))
+    assert set(told["worlds"]) == {"metadrive"}
+    one = told["worlds"]["metadrive"]
+    assert told["score"] == pytest.approx((one["lead"] + (one["safe"] + one["hazardous"]) / 2) / 2)
+    rng = np.random.default_rng(0)
+    values, positive = rng.integers(0, 9, 50).astype(float), rng.random(50) < 0.4
+    assert rank_auc(values, positive) == pytest.approx(auc(values, positive))
 
 
 def test_a_short_training_tells_danger_from_safety_in_other_words_and_scenarios(

@@ -29,6 +29,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 WEIGHTS: dict[Kind, float] = {"agent": 3.0, "shaking-agent": 2.0}
 """How often a kind drives in recordings, next to 1 of every other kind. Their mistakes are those of agents in use."""
 
+
 def draw_kind(rng: np.random.Generator) -> Kind:
     """A kind of driver for an episode."""
     weights = np.array([WEIGHTS.get(kind, 1.0) for kind in KINDS])

@@ -88,11 +88,12 @@ def _draw(choices: tuple[str, ...], rng: np.random.Generator) -> str:
         while _CHOICE.search(text):
             text = _CHOICE.sub(lambda found: str(rng.choice(found[1].split("|"))), text)
         text = " ".join(text.split())
-        if _allowed(text):
+        if allowed(text):
             return text
 
 
-def _allowed(text: str) -> bool:
+def allowed(text: str) -> bool:
+    """Whether a caption may be drawn: it holds no wording that is kept for measuring."""
     return not any(wording in text for wording in reserved())
 
 
@@ -132,7 +133,7 @@ def caption(fact: str, rng: np.random.Generator, *, deny: bool = False) -> str:
         else:
             subject, predicate = _draw((_whole("<subject>"),), rng), _draw(predicates(fact), rng)
             wording = (found := denied(predicate)) and f"{subject} {found}"
-        if wording is not None and _allowed(wording):
+        if wording is not None and allowed(wording):
             return wording
 
 
@@ -157,7 +158,7 @@ def joint_caption(
             if rest is not None and rng.random() < 0.5:
                 rest = rest.removeprefix("is ")
         text = f"{begin} {word} {rest}"
-        if rest is not None and _allowed(text):
+        if rest is not None and allowed(text):
             return text
 
 

@@ -54,6 +54,7 @@ PROMPT_FACTS: dict[str, str] = {
 }
 """The fact that each prompt of an environment's own set describes, or several of them joined by `and` or by `or`."""
 
+
 def frames_of(model: Embedding, examples: Examples) -> list[dict[str, Any]]:
     """Per environment: how often the groups of prompts are in the right order, and the margin's AUC for contact."""
     rows = []

@@ -99,7 +99,9 @@ class _Drawn:
         self.either: list[bool] = []
         self._rng = rng
 
-    def add(self, text: str, facts: tuple[int, int], denied: tuple[bool, bool] = (False, False), either: bool = False) -> None:
+    def add(
+        self, text: str, facts: tuple[int, int], denied: tuple[bool, bool] = (False, False), either: bool = False
+    ) -> None:
         self.texts.append(_less_a_word(text, self._rng) if self._rng.random() < _LOSES_WORD else text)
         self.facts.append(facts)
         self.denied.append(denied)
@@ -112,7 +114,8 @@ def _less_a_word(text: str, rng: np.random.Generator) -> str:
     if len(can) < 4:
         return text
     gone = can[int(rng.integers(len(can)))]
-    return " ".join(words[:gone] + words[gone + 1 :])
+    shorter = " ".join(words[:gone] + words[gone + 1 :])
+    return shorter if grammar.allowed(shorter) else text
 
 
 def draw_captions(schedule: Schedule, known: Sequence[int], tokenizer: Tokenizer, rng: np.random.Generator) -> Captions:
@@ -203,7 +206,9 @@ class PromptSets:
     coming: Tensor
     """[N], danger and what the negative prompts should tell."""
 
-    def loss(self, seen: Tensor, told: Callable[[Tensor], Tensor], chosen: Tensor, model: Embedding, sets: int) -> Tensor:
+    def loss(
+        self, seen: Tensor, told: Callable[[Tensor], Tensor], chosen: Tensor, model: Embedding, sets: int
+    ) -> Tensor:
         """The loss of some sets on embedded stacks; `told` embeds captions by their numbers."""
         which = torch.randint(len(self.good), (sets,)).tolist()
         rows = [_some(pool[one]) for one in which for pool in (self.good, self.bad)]
@@ -232,7 +237,9 @@ def prompt_sets(examples: Examples, captions: Captions, foresight: float, device
     good, bad = [], []
     for group in worlds:
         truths = examples.truths[groups == group]
-        told = torch.from_numpy((np.nan_to_num(truths) > 0.5).any(axis=0) & (np.nan_to_num(truths, nan=1.0) < 0.5).any(axis=0))
+        told = torch.from_numpy(
+            (np.nan_to_num(truths) > 0.5).any(axis=0) & (np.nan_to_num(truths, nan=1.0) < 0.5).any(axis=0)
+        )
         for pool, members, keyword in ((good, GOOD, "safe"), (bad, BAD, "danger")):
             mine = torch.zeros(len(names), dtype=torch.bool)
             mine[[names.index(name) for name in members]] = True
