@@ -191,7 +191,8 @@ def _examples(env: str = "braking", **truths: list[float]) -> Examples:
     names, rows = np.full(count, env), np.arange(count)
     return Examples(
         torch.empty((0, 6, 8, 8), dtype=torch.uint8), np.stack([rows, rows], axis=1), table, np.zeros(count, bool),
-        np.full(count, np.inf, np.float32), [np.zeros(1, np.float32)] * count, np.zeros((count, 1), np.float32), names, rows, rows, names,
+        np.full(count, np.inf, np.float32), [np.zeros(1, np.float32)] * count, np.zeros((count, 1), np.float32),
+        names, rows, rows, names,
     )  # fmt: skip
 
 

@@ -201,10 +201,12 @@ def train_candidate(
         steps=plan.steps, frames=plan.stacks_per_step, wordings=plan.wordings, joint=7 * plan.wordings,
         sets_weight=candidate.sets_weight, foresight=candidate.foresight, shift=candidate.shift,
     )  # fmt: skip
-    model = train(
-        examples, schedule, seed=candidate.seed, device=str(find_device(device)),
-        on_step=lambda step, loss: note(f"  candidate {number}, step {step}: loss {loss:.3f}") if step % 500 == 0 else None,
-    )  # fmt: skip
+
+    def on_step(step: int, loss: float) -> None:
+        if step % 500 == 0:
+            note(f"  candidate {number}, step {step}: loss {loss:.3f}")
+
+    model = train(examples, schedule, seed=candidate.seed, device=str(find_device(device)), on_step=on_step)
     make_directory(weights.parent)
     save(model, weights)
     figures = selection_figures(load(weights), _examples(directory, "selection")[0])

@@ -45,8 +45,8 @@ simulator can tell: of goals and zones nothing where there are none. A contact i
 costs nothing. "About to" is fully true up to 20 steps before the event, or two seconds where these are fewer steps, and
 not at all twice as long before, or as true as the simulator's geometric hazard where that is more, and false while the
 event lasts: then it is "touching", "off the road" or "in a zone", and still danger. Where the recording ends too soon
-to tell, it is left open. One caption in six denies something. One in ten lacks a word, as a prompt does whose word is not
-known. The shipped prompt sets and a list of sentences were kept out of the grammar.
+to tell, it is left open. One caption in six denies something. One in ten lacks a word, as a prompt does whose word is
+not known. The shipped prompt sets and a list of sentences were kept out of the grammar.
 
 ## Training
 
@@ -54,9 +54,9 @@ known. The shipped prompt sets and a list of sentences were kept out of the gram
 the same. Chances of a world's stacks, danger as often as none: {weights}. Views are mirrored, moved by up to {shift}
 pixels and given noise. The weights are a running mean.
 
-Captions are also drawn as prompt sets, four positive and four negative ones. The mean similarity to the negative ones is
-trained to tell whether a contact comes, and the difference of the two means to be above zero where a scene is safe and
-below zero where it is dangerous.
+Captions are also drawn as prompt sets, four positive and four negative ones. The mean similarity to the negative ones
+is trained to tell whether a contact comes, and the difference of the two means to be above zero where a scene is safe
+and below zero where it is dangerous.
 
 {candidates}
 
@@ -225,8 +225,8 @@ def _candidates(candidates: Sequence[Mapping[str, Any]], chosen: int) -> str:
     )
     return (
         "Candidates were compared on recordings of the last tenth of the training pools, with the shipped prompt sets: "
-        "the\nAUC of c_vlm for a contact within 20 steps, standardised within pieces, and the shares of safe and hazardous "
-        f"frames\nwhose prompts are in the right order. The one in bold is the model.\n\n{table}"
+        "the\nAUC of c_vlm for a contact within 20 steps, standardised within pieces, and the shares of safe and "
+        f"hazardous frames\nwhose prompts are in the right order. The one in bold is the model.\n\n{table}"
     )
 
 

@@ -23,8 +23,8 @@ _PART = re.compile(r"<(\w+)>")
 _DENIALS = frozenset({"cannot", "hardly", "nor", "not", "no", "nothing", "never", "none", "nowhere", "or", "without"})
 """A wording with one of these is not denied: denying a denial, or one of two alternatives, is not simple."""
 _PARTICIPLES = frozenset({
-    "been", "hit", "struck", "crashed", "collided", "bumped", "rammed", "left", "gone", "departed", "crossed", "stopped",
-    "entered", "driven", "touched", "run", "almost", "nearly",
+    "been", "hit", "struck", "crashed", "collided", "bumped", "rammed", "left", "gone", "departed", "crossed",
+    "stopped", "entered", "driven", "touched", "run", "almost", "nearly",
 })  # fmt: skip
 _VERB = re.compile(r"[a-z]{3,}s")
 _NOT_TRUE = ("it is not true that", "it is not the case that", "it is false that")

@@ -3,9 +3,8 @@
     python -m vlmsafe.distillation.pack DIRECTORY
 
 It writes `recordings.pack` and `selection.pack` into the directory of a build. The stage `train` reads them where there
-are no recordings. The views of an episode are one tall picture, because WebP finds what its frames have in common: a
-frame takes about a sixth of a kilobyte to a kilobyte, a third less than by itself. Observations and measures are left
-out.
+are no recordings. The views of an episode are one tall picture, because WebP finds what its frames have in common.
+Observations and measures are left out.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _COLUMNS = ("frames", "contact", "ahead", "env", "scenario", "episode", "driver"
 
 def pack(examples: Examples, versions: dict[str, int]) -> bytes:
     """Examples without observations and measures."""
-    order, starts = _runs(examples)
+    begins, ends = _runs(examples)
     truths = np.where(np.isnan(examples.truths), _UNKNOWN, np.round(examples.truths * 250.0)).astype(np.uint8)
     with ThreadPoolExecutor() as threads:
         pictures = list(
@@ -43,7 +42,7 @@ def pack(examples: Examples, versions: dict[str, int]) -> bytes:
         )
     columns: dict[str, NDArray[Any]] = {name: getattr(examples, name) for name in _COLUMNS}
     columns |= {"truths": truths, "picture_size": np.array([len(one) for one in pictures], np.int64)}
-    columns["picture_frames"] = np.array(starts) - np.array(order)
+    columns["picture_frames"] = np.array(ends) - np.array(begins)
     buffer = io.BytesIO()
     np.savez(buffer, size=np.array(examples.seen.shape[-1]), versions=np.array(json.dumps(versions)), **columns)  # type: ignore[arg-type]
     told = lzma.compress(buffer.getvalue())

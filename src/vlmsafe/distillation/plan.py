@@ -87,18 +87,19 @@ class BuildPlan:
     tested: tuple[AgentPlan, ...] = (
         AgentPlan(
             "metadrive-easy-clone", _EASY, "driver:metadrive-easy",
-            choice="The driver that ships for this world, here where nothing ends an episode and ramps are not mended, so "
-            "that there are\ncontacts. It was named before any recording was made.",
+            choice="The driver that ships for this world, here where nothing ends an episode and ramps are not mended, "
+            "so that there are\ncontacts. It was named before any recording was made.",
         ),
         AgentPlan(
             "easy-from-scratch-seed-1", _EASY, f"{_POLICIES}/easy-from-scratch-seed-1",
-            choice="An agent that learned from scratch. It was named before any recording was made. It decides every second "
-            "step, so K counts\ntwice as many steps of the simulator, and the two frames of a stack are twice as far apart.",
+            choice="An agent that learned from scratch, named before any recording was made. It decides every second "
+            "step, so K counts twice\nas many steps of the simulator, and the two frames of a stack are twice as far "
+            "apart.",
         ),
         AgentPlan(
             "formula-one-l2-sighted-seed-1", _L2, f"{_POLICIES}/formula-one-l2-sighted-seed-1",
-            choice="An agent that learned from scratch, named before any recording was made. It also observes walls and the "
-            "goal's direction;\nthe frames are those of the plain world.",
+            choice="An agent that learned from scratch, named before any recording was made. It also observes walls "
+            "and the goal's\ndirection; the frames are those of the plain world.",
         ),
         AgentPlan(
             "formula-one-l2-fast-clone", _L2_FAST, "driver:formula-one-l2-fast",

@@ -1,4 +1,4 @@
-"""Train the two towers to distinguish true captions from false ones, and safe scenes from dangerous ones by prompt sets.
+"""Train the two towers to distinguish true captions from false ones, and by prompt sets safe scenes from others.
 
 Each step draws frame stacks and captions. The truth of a caption is known for every stack, so every pair is an example:
 the similarity should be high for true captions and low for false ones. Rare facts are mostly false, so the true and the
@@ -151,7 +151,7 @@ def draw_captions(schedule: Schedule, known: Sequence[int], tokenizer: Tokenizer
 
 
 def caption_truths(truths: Tensor, facts: Tensor, either: Tensor, denied: Tensor | None = None) -> Tensor:
-    """[N, facts] to [N, captions]: `and` takes the smaller of its two truths, `or` the larger; denied ones are turned."""
+    """[N, facts] to [N, captions]: `and` takes the smaller of its two truths, `or` the larger. Denied: 1 - truth."""
     first, second = truths[:, facts[:, 0]], truths[:, facts[:, 1]]
     if denied is not None:
         first = torch.where(denied[:, 0], 1.0 - first, first)
