@@ -37,9 +37,7 @@ def pack(examples: Examples, versions: dict[str, int]) -> bytes:
     begins, ends = _runs(examples)
     truths = np.where(np.isnan(examples.truths), _UNKNOWN, np.round(examples.truths * 250.0)).astype(np.uint8)
     with ThreadPoolExecutor() as threads:
-        pictures = list(
-            threads.map(lambda rows: _tall(examples.seen[rows[0] : rows[1]]), zip(order, starts, strict=True))
-        )
+        pictures = list(threads.map(lambda begin, end: _tall(examples.seen[begin:end]), begins, ends))
     columns: dict[str, NDArray[Any]] = {name: getattr(examples, name) for name in _COLUMNS}
     columns |= {"truths": truths, "picture_size": np.array([len(one) for one in pictures], np.int64)}
     columns["picture_frames"] = np.array(ends) - np.array(begins)

@@ -237,9 +237,7 @@ def prompt_sets(examples: Examples, captions: Captions, foresight: float, device
     good, bad = [], []
     for group in worlds:
         truths = examples.truths[groups == group]
-        told = torch.from_numpy(
-            (np.nan_to_num(truths) > 0.5).any(axis=0) & (np.nan_to_num(truths, nan=1.0) < 0.5).any(axis=0)
-        )
+        told = torch.from_numpy((truths > 0.5).any(axis=0) & (truths < 0.5).any(axis=0))
         for pool, members, keyword in ((good, GOOD, "safe"), (bad, BAD, "danger")):
             mine = torch.zeros(len(names), dtype=torch.bool)
             mine[[names.index(name) for name in members]] = True
