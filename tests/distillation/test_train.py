@@ -127,7 +127,7 @@ def test_a_short_training_tells_danger_from_safety_in_other_words_and_scenarios(
 ) -> None:
     early, late = examples.select(examples.scenario < 70), examples.select(examples.scenario >= 70)
     losses: list[float] = []
-    schedule = Schedule(steps=600, frames=32, captions=64, learning_rate=5e-3, wordings=60, joint=0)
+    schedule = Schedule(steps=600, frames=32, captions=64, learning_rate=5e-3, wordings=60, joint=0, sets=4)
     model = train(early, schedule, architecture=SMALL, on_step=lambda step, loss: losses.append(loss))
     assert losses[-1] < losses[0] - 0.1
     save(model, tmp_path / "weights.safetensors")

@@ -132,7 +132,7 @@ class BuildPlan:
         Candidate(5, foresight=0.75),
     )  # fmt: skip
     """Models that are trained. One of them is kept."""
-    steps: int = 7000
+    steps: int = 6000
     """Steps of training the model."""
     stacks_per_step: int = 512
     """Frame stacks in each of them."""
