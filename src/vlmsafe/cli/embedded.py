@@ -13,7 +13,7 @@ from vlmsafe.cli.terminal import out, parse
 
 @dataclass(frozen=True)
 class EmbeddedCommand:
-    """Make the embedded scorer anew: train agents, record, train the model, measure it, write its card.
+    """Make the embedded scorer anew: clone drivers, record, train candidates, measure the best, write its card.
 
     What the directory holds already is left, so an interrupted build goes on where it stopped.
     """

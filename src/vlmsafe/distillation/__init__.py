@@ -6,7 +6,9 @@ record.py    short episodes with frames and privileged measures, as files
 facts.py     what is true of a frame, at its step and in the seconds after it
 grammar.py   captions: every fact in many wordings
 data.py      recordings read back as frame stacks and truths
-train.py     the training of both towers to distinguish true captions from false ones
+pack.py      recordings in one small file, for training on another machine
+train.py     the training of both towers: true captions from false ones, safe scenes from dangerous ones
+scores.py    what a model says of frame stacks, and figures that choose among candidates
 ceiling.py   a network on observations, for comparison
 measure.py   measurements on scenarios and wordings that training never used
 card.py      the model card
