@@ -246,7 +246,10 @@ def prompt_sets(examples: Examples, captions: Captions, foresight: float, device
             pool.append(torch.nonzero(alone | (both & keyed & told[captions.facts].all(dim=1)))[:, 0].to(device))
     danger = examples.fact("danger")
     ahead = np.where(examples.contact, 0.0, examples.ahead)
-    contact = np.where(np.isnan(ahead), danger, np.clip((FAR_STEPS - ahead) / (FAR_STEPS - SURE_STEPS), 0.0, 1.0))
+    # Where the future was cut, or where contacts cost nothing, danger is all that is known.
+    costs = np.isin(examples.env, np.unique(examples.env[examples.contact | np.isfinite(ahead)]))
+    coming = np.clip((FAR_STEPS - ahead) / (FAR_STEPS - SURE_STEPS), 0.0, 1.0)
+    contact = np.where(np.isnan(ahead) | ~costs, danger, coming)
     numbers = np.searchsorted(worlds, groups)
     return PromptSets(
         good, bad, torch.from_numpy(numbers).to(device), torch.from_numpy(danger).to(device),
