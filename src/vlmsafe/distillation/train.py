@@ -210,7 +210,10 @@ class PromptSets:
         self, seen: Tensor, told: Callable[[Tensor], Tensor], chosen: Tensor, model: Embedding, sets: int
     ) -> Tensor:
         """The loss of some sets on embedded stacks; `told` embeds captions by their numbers."""
-        which = torch.randint(len(self.good), (sets,)).tolist()
+        usable = [one for one, pools in enumerate(zip(self.good, self.bad, strict=True)) if min(map(len, pools))]
+        if not usable:
+            return seen.sum() * 0.0
+        which = [usable[int(one)] for one in torch.randint(len(usable), (sets,))]
         rows = [_some(pool[one]) for one in which for pool in (self.good, self.bad)]
         texts = told(torch.cat(rows)).unflatten(0, (sets, 2, PER_GROUP)).mean(dim=2)  # [sets, 2, D]
         positive, negative = (seen @ texts[:, group].T for group in (0, 1))
