@@ -112,13 +112,13 @@ class BuildPlan:
     )  # fmt: skip
     """Agents for the test of anticipation. They drive in no recording."""
     training_files: tuple[tuple[str, int], ...] = (
-        (_EASY, 16), (_DENSE, 8), (_CROWDED, 5), ("metadrive-medium", 6), ("metadrive-hard", 3),
-        ("formula-one-l0:sighted", 1), (_L1, 4), (_L2, 12), (_L1_FAST, 1), (_L2_FAST, 4),
-        ("bullet-car-reach", 18), ("braking", 4), ("speeding", 3),
+        (_EASY, 14), (_DENSE, 6), (_CROWDED, 3), ("metadrive-medium", 2), ("metadrive-hard", 2),
+        ("formula-one-l0:sighted", 1), (_L1, 2), (_L2, 7), (_L1_FAST, 1), (_L2_FAST, 4),
+        ("bullet-car-reach", 10), ("braking", 3), ("speeding", 3),
     )  # fmt: skip
     """Files of 25 episodes each, per environment, on scenarios of the training pool without its last tenth."""
     selection_files: tuple[tuple[str, int], ...] = (
-        (_EASY, 3), (_DENSE, 1), (_L2, 3), (_L2_FAST, 1), ("bullet-car-reach", 3), ("braking", 1), ("speeding", 1),
+        (_EASY, 2), (_DENSE, 1), (_L2, 2), (_L2_FAST, 1), ("bullet-car-reach", 2),
     )  # fmt: skip
     """The same on the last tenth of the training pool, for choosing among candidates."""
     held_out_files: tuple[tuple[str, int], ...] = (
