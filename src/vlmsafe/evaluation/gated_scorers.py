@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.config.settings import SignalConfig, TrainConfig
+from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.signals.calibration import Calibration
@@ -18,7 +18,7 @@ from vlmsafe.signals.frame_stack import joint_stack, part_of_stack, stack_of
 from vlmsafe.signals.gate import GATES, AnyGate, Gate, ProbabilityGate, uncalibrated
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer, score_named
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, make_scorer, parse_scorer, stack_for
 from vlmsafe.training.score import FrameScoring
 
 
@@ -102,6 +102,8 @@ def gated_scorers(
     loaded: dict[str, GatedScorer] = {}
     for name in names:
         chosen = _prompts(plan, name, prompts)
+        trained = (signal.frames, signal.frame_distance) if str(name) == own else (None, None)
+        frames, distance = stack_for(name, len(names), (scorer_frames, frame_distance), trained)
         scorer = make_scorer(
             name,
             chosen,
@@ -112,7 +114,8 @@ def gated_scorers(
             seed=(plan.run.config.seed,),
             service=service,
             service_wait=signal.service_wait,
-            **_stack(signal, name, scorer_frames, frame_distance, alone=len(names) == 1),
+            frames=frames,
+            frame_distance=distance,
         )
         gate = uncalibrated(scorer.gate)
         if str(name) == own and prompts is None:
@@ -123,17 +126,6 @@ def gated_scorers(
         label = "" if len(names) == 1 else _label(name, loaded)
         loaded[label] = GatedScorer(scorer, gate, str(name), chosen)
     return loaded
-
-
-def _stack(
-    signal: SignalConfig, name: ScorerName, frames: int | None, distance: int | None, *, alone: bool
-) -> dict[str, int | None]:
-    """How many frames a scorer gets, and how far apart, for `make_scorer`."""
-    if frames is None and distance is None:
-        own = str(name) == signal.scorer
-        return {"frames": signal.frames, "frame_distance": signal.frame_distance} if own else {}
-    # Of several scorers some may look at a fixed number; a single one is told that it cannot look at another.
-    return {"frames": frames, "frame_distance": distance} if alone or name.kind.frames == "any" else {}
 
 
 def _prompts(plan: Plan, name: ScorerName, prompts: str | None) -> PromptSet | None:

@@ -18,7 +18,7 @@ from vlmsafe.runs.layout import DEFAULT_PROTOCOL
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import apply_rule
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer, stack_for
 
 RECORDED = "as recorded"
 """The name of the trace's own scores among the candidates."""
@@ -66,8 +66,8 @@ def compare(
 
     The recorded scores are one more candidate, unless a candidate has the same scorer and prompts. Prompts are names or
     files, scorers are names. If one of the two is left out, it is taken from the recording. `together` embeds each
-    frame once for all prompt sets if the scorer allows it. `scorer_frames` and `frame_distance` are for scorers that take
-    any number of frames; by default the scorer of the recording gets as many as it got then, and others one.
+    frame once for all prompt sets if the scorer allows it. `scorer_frames` and `frame_distance` are for scorers that
+    take any number of frames; by default the scorer of the recording gets as many as it got then, and others one.
     """
     pictures = [trace.pictures() for trace in traces]
     own = _shared(traces)
@@ -88,9 +88,10 @@ def compare(
         on_frames(done, frames * sum(passes))
 
     for name in names:
+        recorded = (own.frames, own.frame_distance) if own is not None and own.name == str(name) else (None, None)
         found = rescore_sets(
             pictures, name, sets, together=together, device=device, batch=batch,
-            stack=_stack(name, own, scorer_frames, frame_distance, alone=len(names) == 1), env=env, on_frames=count,
+            stack=stack_for(name, len(names), (scorer_frames, frame_distance), recorded), env=env, on_frames=count,
             on_note=scorer_notes.append,
         )  # fmt: skip
         for label, one in found.items():
@@ -126,17 +127,6 @@ def _shared(traces: Sequence[RecordedTrace]) -> TraceScorer | None:
 
     lists = [known(trace) for trace in traces]
     return next((one for key, one in lists[0].items() if all(key in others for others in lists[1:])), None)
-
-
-def _stack(
-    name: ScorerName, own: TraceScorer | None, frames: int | None, distance: int | None, *, alone: bool
-) -> dict[str, int | None]:
-    """How many frames a scorer gets, and how far apart, for `make_scorer`."""
-    if name.kind.frames != "any" and not alone:
-        return {}  # of several scorers some may look at a fixed number
-    if frames is None and distance is None and own is not None and str(name) == own.name:
-        return {"frames": own.frames, "frame_distance": own.frame_distance} if name.kind.frames == "any" else {}
-    return {"frames": frames, "frame_distance": distance}
 
 
 def _texts(own: TraceScorer) -> tuple[str | None, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 import polars as pl
@@ -103,7 +102,7 @@ def rescore_sets(
     together: bool = True,
     device: str = "auto",
     batch: int | None = None,
-    stack: Mapping[str, int | None] = MappingProxyType({}),
+    stack: tuple[int | None, int | None] = (None, None),
     env: str | None = None,
     on_frames: Callable[[int], None] = lambda more: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -112,13 +111,16 @@ def rescore_sets(
 
     A cosine scorer's similarity to a prompt does not depend on the other prompts. So all sets are joined, each prompt
     once, and every frame is embedded once. `together=False` scores set by set, as other scorers have to. `batch` is by
-    default the scorer's own. `stack` has `frames` and `frame_distance`, as in `make_scorer`.
+    default the scorer's own. `stack` has `frames` and `frame_distance` of `make_scorer`.
     """
+    frames, distance = stack
     batch = name.kind.batch if batch is None else batch
     if together and takes_sets_together(name):
         places = _places(sets.values())
         texts = tuple(text for text, _ in places.values())
-        scorer = make_scorer(name, PromptSet(texts[:1], texts[1:]), device=device, batch=batch, **stack)
+        scorer = make_scorer(
+            name, PromptSet(texts[:1], texts[1:]), device=device, batch=batch, frames=frames, frame_distance=distance
+        )
         for note in scorer.notes(env):
             on_note(note)
         found = _all(pictures, scorer, name, batch, on_frames)
@@ -130,7 +132,7 @@ def rescore_sets(
         }
     results: dict[str, Rescored] = {}
     for label, one in sets.items():
-        scorer = make_scorer(name, one, device=device, batch=batch, **stack)
+        scorer = make_scorer(name, one, device=device, batch=batch, frames=frames, frame_distance=distance)
         for note in scorer.notes(env):
             on_note(note)
         found = _all(pictures, scorer, name, batch, on_frames)

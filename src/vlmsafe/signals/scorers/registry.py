@@ -468,6 +468,16 @@ def check_stack(name: ScorerName, frames: int | None, frame_distance: int | None
         )
 
 
+def stack_for(
+    name: ScorerName, scorers: int, chosen: tuple[int | None, int | None], before: tuple[int | None, int | None]
+) -> tuple[int | None, int | None]:
+    """`frames` and `frame_distance` for one of several scorers: the chosen ones, else those that it had `before`."""
+    if chosen == (None, None):
+        return before
+    # Of several scorers some may look at a fixed number; a single one is told that it cannot look at another.
+    return chosen if scorers == 1 or name.kind.frames == "any" else (None, None)
+
+
 def _with_stack(scorer: Scorer, name: ScorerName, frames: int | None, frame_distance: int | None) -> Scorer:
     """The scorer, with the distance of its frames set where its kind takes any; otherwise checked to be its own."""
     if name.kind.frames == "any":
