@@ -45,6 +45,9 @@ def test_frames_kept_too_seldom_for_a_scorer_of_motion_are_refused(tmp_path):
     assert len(list(stacks(pictures, steps_back(1)))) == len(pictures)
     with pytest.raises(InputError, match="record the trace with --every 1, 2 or 4"):
         list(stacks(pictures, steps_back(2)))
+    assert len(list(stacks(pictures, steps_back(3, 6)))) == len(pictures)
+    with pytest.raises(InputError, match=r"frames 1 step apart.* with --every 1$"):
+        list(stacks(pictures, steps_back(3, 1)))
 
 
 def test_earlier_frame_is_never_one_of_another_episode():
@@ -114,3 +117,15 @@ def test_scorer_that_asks_about_a_group_is_labelled_with_its_description(tmp_pat
         )
         assert one.similarities.shape == (2, 2)
         assert one.bounds == (0.0, 1.0)
+
+
+def test_a_clip_is_made_of_the_recorded_frames(tmp_path):
+    save_small_qwen(tmp_path / "model")
+    name = parse_scorer(f"qwen2-vl:{tmp_path / 'model'}")
+    pictures = open_trace(write_recorded(tmp_path)).pictures().head(6)
+    one = replace(
+        SETS["one"], positive_description="a kiln that fires safely", negative_description="a kiln that cracks"
+    )
+    found = rescore_sets([pictures], name, {"one": one}, device="cpu", stack=(3, 2))["one"].similarities
+    scorer = make_scorer(name, one, device="cpu", frames=3, frame_distance=2)
+    np.testing.assert_array_equal(found, scorer.score(np.stack(list(stacks(pictures, (4, 2, 0))))))

@@ -89,15 +89,15 @@ def compare(
 
     for name in names:
         recorded = (own.frames, own.frame_distance) if own is not None and own.name == str(name) else (None, None)
+        stack = stack_for(name, len(names), (scorer_frames, frame_distance), recorded)
         found = rescore_sets(
-            pictures, name, sets, together=together, device=device, batch=batch,
-            stack=stack_for(name, len(names), (scorer_frames, frame_distance), recorded), env=env, on_frames=count,
+            pictures, name, sets, together=together, device=device, batch=batch, stack=stack, env=env, on_frames=count,
             on_note=scorer_notes.append,
         )  # fmt: skip
         for label, one in found.items():
             title = label if len(names) == 1 else str(name) if len(sets) == 1 else f"{name}, {label}"
             candidates[title] = _candidate(title, one)
-            if own is not None and (str(name), sets[label].texts) == (own.name, _texts(own)):
+            if own is not None and (str(name), sets[label].texts, stack) == (own.name, _texts(own), recorded):
                 rounding = _rounding(title, one, traces, own)
     if own is not None and not rounding:
         candidates[RECORDED] = _recorded(traces, own)
