@@ -39,6 +39,13 @@ class Danger:
     """What counts as danger, for messages."""
 
 
+def in_words(label: DangerLabel, horizon: int) -> str:
+    """What counts as danger, for messages."""
+    if label == "hazard":
+        return f"a hazard of at least {HAZARDOUS:g}"
+    return f"cost within {horizon} steps" if label == "cost-ahead" else "cost in the step"
+
+
 def cost_ahead(costs: Float64, path_ends: NDArray[np.int64], finished: Mask, horizon: int) -> tuple[Mask, Mask]:
     """For each step whether it, or one of the `horizon` steps after it, costs; and whether that is known.
 

@@ -29,7 +29,7 @@ from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.signals.calibration import Calibration, run_gate
 from vlmsafe.signals.frame_stack import stack_of, stack_shape
 from vlmsafe.signals.gate import FITTED, AnyGate
-from vlmsafe.signals.platt import HAZARDOUS, Danger, DangerLabel, Mask, cost_ahead
+from vlmsafe.signals.platt import HAZARDOUS, Danger, Mask, cost_ahead, in_words
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, score_named
 from vlmsafe.signals.shaping import Shaped, hold, shape
@@ -248,16 +248,9 @@ def calibrate(
     danger = None
     if labels:
         dangerous, known = (np.concatenate(parts)[: wanted.frames] for parts in zip(*labels, strict=True))
-        danger = Danger(dangerous, known, _DANGERS[wanted.label].format(horizon=wanted.horizon))
+        danger = Danger(dangerous, known, in_words(wanted.label, wanted.horizon))
     scores = Scores.join(buffer, wanted.frames)
     return Calibration.of(scores, episodes, gate_target=target, reference=signal.reference, danger=danger)
-
-
-_DANGERS: dict[DangerLabel, str] = {
-    "cost-ahead": "cost within {horizon} steps",
-    "cost": "cost in the step",
-    "hazard": f"a hazard of at least {HAZARDOUS:g}",
-}
 
 
 def _danger(share: Share, wanted: CalibrationConfig) -> tuple[Mask, Mask]:
