@@ -5,5 +5,4 @@ scorers/         turn frames into similarities to the prompts of prompts.py; ser
 rules.py         similarities to a positive and a negative score, and their margin
 gate.py          the margin to a confidence kappa; calibration.py and platt.py fit it on frames of a random policy
 shaping.py       scores and kappa to what is added to reward and cost at every step
-user_code.py     imports scorers and gates of the user's, and hashes their source
 """

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmsafe.errors import InputError, VlmsafeError
-from vlmsafe.io.source import SourceHash
+from vlmsafe.io.source import SourceHash, hash_source
 from vlmsafe.signals.rules import Scores
 from vlmsafe.signals.scorers.api import GateKind
-from vlmsafe.signals.user_code import PREFIX, import_named, loaded_source, present_source
+from vlmsafe.signals.scorers.user_code import PREFIX, import_named, loaded_source
 
 Float64 = NDArray[np.float64]
 
@@ -200,7 +200,7 @@ def load_gate(name: str) -> AnyGate:
 
 def gate_source(name: str) -> SourceHash | None:
     """The present source of a gate of the user's; None for those of this package."""
-    return present_source(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+    return hash_source([name.split(":")[1]]) if name.startswith(PREFIX) else None
 
 
 def gate_name(gate: AnyGate) -> str:

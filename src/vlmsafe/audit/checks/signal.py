@@ -18,7 +18,7 @@ from vlmsafe.audit.findings import Finding, Unchecked, about_arm, counted, findi
 from vlmsafe.errors import InputError
 from vlmsafe.runs.records import ArmRecord, RunRecord
 from vlmsafe.signals.scorers.registry import kind_of
-from vlmsafe.signals.user_code import PREFIX
+from vlmsafe.signals.scorers.user_code import PREFIX
 
 INERT = 0.01
 """A term that never changes lambda by more than this share of its largest value is inert."""

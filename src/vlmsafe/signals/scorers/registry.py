@@ -20,15 +20,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmsafe.errors import InputError, VlmsafeError, unknown_name
-from vlmsafe.io.source import SourceHash
+from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.io.source import SourceHash, hash_source
 from vlmsafe.signals.scorers.api import (
     ALL_RULES,
     COSINE_RULES,
@@ -39,7 +38,6 @@ from vlmsafe.signals.scorers.api import (
     Rule,
     Scorer,
 )
-from vlmsafe.signals.user_code import import_named, loaded_source, present_source
 
 if TYPE_CHECKING:  # settings are read without prompts, which need YAML
     from vlmsafe.signals.prompts import PromptSet
@@ -221,36 +219,22 @@ def _look_up_qwen2_vl(loading: Loading) -> None:
 
 
 def _look_up_python(loading: Loading) -> type[Scorer] | None:
-    maker = _maker(loading.argument)
-    return maker if isinstance(maker, type) and issubclass(maker, Scorer) else None
+    from vlmsafe.signals.scorers.user_code import look_up
 
-
-def _maker(argument: str) -> Callable[[PromptSet], Any]:
-    """The user's callable that makes a scorer."""
-    return import_named("scorer", argument, lambda value: isinstance(value, type) and issubclass(value, Scorer))
+    return look_up(loading.argument)
 
 
 def _python(loading: Loading) -> Scorer:
-    text, before = f"python:{loading.argument}", frozenset(sys.modules)
-    maker = _maker(loading.argument)
-    try:
-        scorer = maker(loading.prompts)
-    except VlmsafeError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise InputError(f"'{text}' raised {type(error).__name__}: {error}") from error
-    if not isinstance(scorer, Scorer):
-        raise InputError(f"'{text}' gave a {type(scorer).__name__}; expected a vlmsafe.Scorer")
-    made_in = {kind.__module__ for kind in type(scorer).__mro__}
-    scorer.source = loaded_source(loading.argument.partition(":")[0], made_in, before)
-    return scorer
+    from vlmsafe.signals.scorers.user_code import make
+
+    return make(loading.argument, loading.prompts)
 
 
 def scorer_source(scorer: str) -> SourceHash | None:
     """The present source of a scorer of the user's, see `vlmsafe.io.source`; None for those of this package."""
     if not kind_of(scorer).user_code:
         return None
-    return present_source(parse_scorer(scorer).argument)
+    return hash_source([parse_scorer(scorer).argument.partition(":")[0]])
 
 
 KINDS = {

@@ -1,4 +1,4 @@
-"""Classes and functions of the user's, named as `python:<module>:<name>`: their import and the source behind them."""
+"""Scorers and gates of the user's: `python:<module>:<name>` imports a module, takes what it names, hashes its source."""
 
 from __future__ import annotations
 
@@ -6,16 +6,47 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.errors import InputError, VlmsafeError, unknown_name
 from vlmsafe.io.source import SourceHash, hash_source, loaded_files, stale_files, unseen_files
+from vlmsafe.signals.scorers.api import Scorer
+
+if TYPE_CHECKING:  # settings are read without prompts, which need YAML
+    from vlmsafe.signals.prompts import PromptSet
 
 PREFIX = "python:"
 """What stands before the module."""
 
 _LOADED: dict[str, tuple[Any, SourceHash]] = {}
 """The user's modules that this process loaded from: the import, which a reload replaces, and the source."""
+
+
+def look_up(argument: str) -> type[Scorer] | None:
+    """Import the scorer that an argument names; gives its class where it is one."""
+    maker = import_named("scorer", argument, _is_scorer)
+    return maker if _is_scorer(maker) else None  # type: ignore[return-value]
+
+
+def make(argument: str, prompts: PromptSet) -> Scorer:
+    """The user's scorer for these prompts."""
+    text, before = f"{PREFIX}{argument}", frozenset(sys.modules)
+    maker = import_named("scorer", argument, _is_scorer)
+    try:
+        scorer = maker(prompts)
+    except VlmsafeError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise InputError(f"'{text}' raised {type(error).__name__}: {error}") from error
+    if not isinstance(scorer, Scorer):
+        raise InputError(f"'{text}' gave a {type(scorer).__name__}; expected a vlmsafe.Scorer")
+    made_in = {kind.__module__ for kind in type(scorer).__mro__}
+    scorer.source = loaded_source(argument.partition(":")[0], made_in, before)
+    return scorer
+
+
+def _is_scorer(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Scorer)
 
 
 def import_named(what: str, argument: str, offers: Callable[[Any], bool]) -> Callable[..., Any]:
@@ -59,8 +90,3 @@ def loaded_source(module: str, made_in: Iterable[str], before: frozenset[str]) -
     if unseen and not then.unknown:
         return replace(now, unknown=f"it is made of {', '.join(unseen)}, which '{module}' does not import")
     return replace(now, unknown=then.unknown)
-
-
-def present_source(argument: str) -> SourceHash:
-    """The source as it is in the files now; nothing is imported."""
-    return hash_source([argument.partition(":")[0]])
