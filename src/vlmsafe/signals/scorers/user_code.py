@@ -1,4 +1,4 @@
-"""Scorers and gates of the user's: `python:<module>:<name>` imports a module, takes what it names, hashes its source."""
+"""Scorers and gates of the user's: `python:<module>:<name>` imports a module, takes what it names, and hashes it."""
 
 from __future__ import annotations
 
