@@ -17,7 +17,7 @@ from vlmsafe.distillation.data import Examples
 from vlmsafe.distillation.facts import FACTS
 from vlmsafe.distillation.measure import PROMPT_FACTS, anticipation_of, indicators_of, stated_facts, truth_of
 from vlmsafe.distillation.pack import main as pack_build
-from vlmsafe.distillation.plan import Candidate
+from vlmsafe.distillation.plan import CandidatePlan
 from vlmsafe.distillation.record import RecordTask
 from vlmsafe.distillation.train import Schedule, draw_captions
 from vlmsafe.envs.api import Scenarios
@@ -39,7 +39,7 @@ SMALL = BuildPlan(
     training_files=(("braking", 2), ("speeding", 1)),
     selection_files=(("braking", 1), ("speeding", 1)),
     held_out_files=(("braking", 1), ("speeding", 1)),
-    candidates=(Candidate(0), Candidate(1, sets_weight=0.0)),
+    candidates=(CandidatePlan(0), CandidatePlan(1, sets_weight=0.0)),
     steps=3,
     stacks_per_step=16,
     wordings=10,

@@ -47,7 +47,7 @@ class AgentPlan:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CandidatePlan:
     """Settings of one training of the model. The best candidate on the recordings for selection is kept."""
 
     seed: int = 0
@@ -126,10 +126,10 @@ class BuildPlan:
         ("formula-one-l0:sighted", 1), (_L1, 2), (_L2, 4), (_L2_FAST, 2),
         ("bullet-car-reach", 4), ("braking", 2), ("speeding", 2),
     )  # fmt: skip
-    candidates: tuple[Candidate, ...] = (
-        Candidate(0), Candidate(1, foresight=1.0), Candidate(2, shift=6),
-        Candidate(3, sets_weight=2.0, foresight=0.75, shift=6), Candidate(4, sets_weight=0.5, shift=6),
-        Candidate(5, foresight=0.75),
+    candidates: tuple[CandidatePlan, ...] = (
+        CandidatePlan(0), CandidatePlan(1, foresight=1.0), CandidatePlan(2, shift=6),
+        CandidatePlan(3, sets_weight=2.0, foresight=0.75, shift=6), CandidatePlan(4, sets_weight=0.5, shift=6),
+        CandidatePlan(5, foresight=0.75),
     )  # fmt: skip
     """Models that are trained. One of them is kept."""
     steps: int = 6000

@@ -142,3 +142,15 @@ def test_a_prompt_with_too_many_words_is_an_error_that_says_how_many():
         InputError, match=r"'the car is close to' has 5 words, and the scorer 'embedded' reads at most 4"
     ):
         tokenizer.encode(["the car is close to"])
+
+
+@pytest.mark.parametrize(
+    ("word", "vocabulary", "found"),
+    [
+        ("lorry", ("truck",), "truck"), ("lorries", ("truck",), "truck"), ("motorway", ("road",), "road"),
+        ("never", ("not",), "not"), ("smashing", ("crashes",), "crashes"), ("lorry", ("lorry", "truck"), "lorry"),
+        ("lorry", ("road",), None),
+    ],
+)  # fmt: skip
+def test_a_word_of_the_same_meaning_stands_in_for_an_unknown_one(word, vocabulary, found):
+    assert Tokenizer(vocabulary).find(word) == found
