@@ -26,7 +26,7 @@ from vlmsafe.distillation import grammar
 from vlmsafe.distillation.data import Examples, stack_views, world
 from vlmsafe.distillation.facts import FACTS, FAR_STEPS, SURE_STEPS
 from vlmsafe.signals.scorers.embedded.network import Architecture, Embedding
-from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer, split
+from vlmsafe.signals.scorers.embedded.tokenizer import STOP_WORDS, Tokenizer, split
 
 WORLD_WEIGHTS = {"metadrive": 1.0, "formula-one": 1.0, "bullet": 1.0}
 SMALL_WEIGHT = 0.15
@@ -115,7 +115,8 @@ def _less_a_word(text: str, rng: np.random.Generator) -> str:
         return text
     gone = can[int(rng.integers(len(can)))]
     shorter = " ".join(words[:gone] + words[gone + 1 :])
-    return shorter if grammar.allowed(shorter) else text
+    says_something = not STOP_WORDS.issuperset(split(shorter))
+    return shorter if says_something and grammar.allowed(shorter) else text
 
 
 def draw_captions(schedule: Schedule, known: Sequence[int], tokenizer: Tokenizer, rng: np.random.Generator) -> Captions:
