@@ -17,7 +17,7 @@ from vlmsafe.distillation.teach import Teacher, teach, to_cosines
 from vlmsafe.envs.api import Env, Scenarios
 from vlmsafe.errors import EnvironmentFailure, InputError, RunError
 from vlmsafe.io.images import decode, encode
-from vlmsafe.signals.frame_stack import STEPS_APART, FrameStack
+from vlmsafe.signals.frame_stack import STEPS_APART, FrameStack, steps_back
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer
 from vlmsafe.signals.scorers.embedded.network import Architecture
@@ -93,7 +93,7 @@ def test_recorded_stacks_are_those_that_a_run_would_score(tmp_path: Path) -> Non
         """Keeps what a run would have scored at each step."""
 
         def reset(self, **rest: Any) -> Any:
-            self.stacks = FrameStack(self.frame, 3, every=1)
+            self.stacks = FrameStack(self.frame, steps_back(3), every=1)
             kept.append({})
             return super().reset(**rest)
 

@@ -94,7 +94,7 @@ class RecordedFrames:
 
 def distance_of(scorer: Scorer) -> int:
     """The steps between two frames of a scorer's stacks; refuses what was not recorded."""
-    distance = int(getattr(scorer, "frame_distance", STEPS_APART))
+    distance = scorer.frame_distance
     if scorer.frames > 1 and distance % STEPS_APART:
         raise InputError(
             f"the teacher's frames are {distance} steps apart, and recorded ones are {STEPS_APART}; expected a "
