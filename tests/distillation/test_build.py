@@ -1,6 +1,7 @@
 """The whole making of the scorer at a small scale, and what the shipped one says of itself."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from vlmsafe.distillation.data import Examples
 from vlmsafe.distillation.facts import FACTS
 from vlmsafe.distillation.measure import PROMPT_FACTS, anticipation_of, indicators_of, stated_facts, truth_of
 from vlmsafe.distillation.pack import main as pack_build
-from vlmsafe.distillation.plan import CandidatePlan
+from vlmsafe.distillation.plan import CandidatePlan, file_name
 from vlmsafe.distillation.record import RecordTask
 from vlmsafe.distillation.train import Schedule, draw_captions
 from vlmsafe.envs.api import Scenarios
@@ -128,7 +129,8 @@ def test_training_takes_packed_recordings_where_there_are_no_others(tmp_path: Pa
 
 def test_a_policy_of_the_repository_is_missed_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vlmsafe.distillation.build._REPOSITORY", tmp_path)
-    with pytest.raises(InputError, match="is in the repository only; build the scorer there"):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="is no folder here; expected that of a run"):
         build(tmp_path, BuildPlan(), stages=("agents",), note=lambda text: None)
 
 
@@ -162,6 +164,17 @@ def test_agents_drive_where_the_plan_says() -> None:
     assert len(drivers["metadrive-easy"]) == len(drivers["metadrive-hard"]) == 2
     assert not drivers["formula-one-l0:sighted"], "it observes less"
     assert not drivers["braking"]
+
+
+def test_environments_of_any_name_have_file_names_of_their_own() -> None:
+    names = [
+        "gym:Pkg/Name-v0", "gym:Pkg:Name-v0", "gym:Pkg-Name-v0", "gym:Pkg/Name-v0@/opt/a/bin/python",
+        "gym:Pkg/Name-v0@../b", "safety-gymnasium:Safety.One-v0", "braking",
+    ]  # fmt: skip
+    found = [file_name(name) for name in names]
+    assert all(re.fullmatch(r"[\w-]+", name, re.ASCII) for name in found)
+    assert len(set(found)) == len(names)
+    assert found[-1] == "braking"
 
 
 def test_anticipation_is_measured_with_and_without_a_ceiling() -> None:

@@ -314,3 +314,11 @@ def test_steps_ahead_count_to_the_next_event_and_are_unknown_where_the_recording
     event = np.array([False, False, True, True, False])
     np.testing.assert_array_equal(steps_ahead(event, complete=True), [2, 1, 1, np.inf, np.inf])
     np.testing.assert_array_equal(steps_ahead(event, complete=False), [2, 1, 1, np.nan, np.nan])
+
+
+def test_an_environment_that_says_how_long_a_step_takes_is_believed(tmp_path: Path) -> None:
+    env = Sandbox()
+    env.step_seconds = 0.04
+    RecordTask(tmp_path / "a.npz", "sandbox", 0.1, Scenarios(0, 9), False, episodes=12, seed=(0,)).run(env, int)
+    with np.load(tmp_path / "a.npz") as held:
+        assert float(held["step_seconds"]) == 0.04

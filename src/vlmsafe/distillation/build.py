@@ -101,12 +101,13 @@ def _agent_run(directory: Path, agent: AgentPlan) -> Run:
 
     place = agent.policy or str(directory / "agents" / agent.name)
     if agent.policy and not agent.policy.startswith(DRIVER):
-        folder = _REPOSITORY / agent.policy
-        if not folder.is_dir():
+        folders = [folder for folder in (Path(agent.policy), _REPOSITORY / agent.policy) if folder.is_dir()]
+        if not folders:
             raise InputError(
-                f"{agent.policy}, whose agent is part of the plan, is in the repository only; build the scorer there"
+                f"{agent.policy}, whose agent is part of the plan, is no folder here; expected that of a run. Those "
+                "of the shipped plan are in the repository only"
             )
-        place = str(folder)
+        place = str(folders[0])
     run = open_run(place)
     return Run(run.path, replace(run.config, env=agent.env))
 
@@ -209,7 +210,9 @@ def train_candidate(
     model = train(examples, schedule, seed=candidate.seed, device=str(find_device(device)), on_step=on_step)
     make_directory(weights.parent)
     save(model, weights)
-    figures = selection_figures(load(weights), _examples(directory, "selection")[0])
+    figures = {"worlds": {}, "score": 0.0}  # one candidate alone needs no selection
+    if plan.selection_files:
+        figures = selection_figures(load(weights), _examples(directory, "selection")[0])
     data = _description(examples, versions, model.words, schedule, candidate.seed)
     values = {**data, "settings": asdict(candidate), **figures}
     write_atomically(told, json.dumps(values).encode())
@@ -332,11 +335,11 @@ def _test(
     from vlmsafe.distillation.ceiling import train_ceiling
     from vlmsafe.distillation.data import read
     from vlmsafe.distillation.measure import anticipation_of, indicators_of
+    from vlmsafe.distillation.own import env_prompts
     from vlmsafe.distillation.scores import margins
     from vlmsafe.envs.registry import env_spec
     from vlmsafe.evaluation.trace.record import trace
     from vlmsafe.signals.gate import Gate
-    from vlmsafe.signals.prompts import load_prompts
     from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 
     paths, env = _recordings(directory, "recordings"), agent.env
@@ -348,7 +351,7 @@ def _test(
     if not len(dice):
         raise InputError(f"no recording of {env} has a random driver, and the gate needs its frames; record more")
     run, spec = _agent_run(directory, agent), env_spec(env)
-    prompts = load_prompts(str(spec.prompts))
+    prompts = env_prompts(env)
     scorer = EmbeddedScorer(model, prompts, device="cpu")
     ceiling = train_ceiling(_alike(paths, env), steps=plan.ceiling_steps)
     scorers: dict[str, Scorer] = {"embedded": scorer, "state": ceiling}

@@ -22,8 +22,8 @@ is seen twice, whole and its middle half, at 128 pixels.
 
 ## Data
 
-{episodes} short pieces of episodes, on scenarios of the training pools only. They begin anywhere on the way. Of those
-with a contact, three quarters end soon after it.
+{stacks} frame stacks of {episodes} short pieces of episodes, on scenarios of the training pools only. They begin
+anywhere on the way. Of those with a contact, three quarters end soon after it.
 
 {data}
 
@@ -141,6 +141,7 @@ def card(data: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     """The card as Markdown."""
     return _TEXT.format(
         words=data["words"],
+        stacks=f"{sum(data['frames'].values()):,}",
         episodes=f"{sum(data['episodes'].values()):,}",
         data=_table(
             ("environment", "version", "episodes", "with a frame that cost", "frames", "scenarios"),
@@ -209,6 +210,8 @@ def _drivers(drivers: Mapping[str, Mapping[str, int]]) -> str:
 
 def _candidates(candidates: Sequence[Mapping[str, Any]], chosen: int) -> str:
     """How the model was chosen. The figures are not held out: they made the choice."""
+    if len(candidates) == 1:
+        return "No settings were compared: this is the only model that was trained."
     worlds = list(candidates[0]["worlds"])
     shown = ("lead", "safe", "hazardous")
     table = _table(

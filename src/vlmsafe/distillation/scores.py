@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vlmsafe.distillation import grammar
 from vlmsafe.distillation.data import Examples, stack_views, world
 from vlmsafe.distillation.facts import SURE_STEPS
 from vlmsafe.signals.prompts import PromptSet, load_prompts
@@ -48,20 +49,26 @@ def selection_figures(model: Embedding, examples: Examples) -> dict[str, Any]:
     """
     worlds = np.array([world(str(env)) for env in examples.env])
     told: dict[str, Any] = {}
-    for name in sorted(set(SETS) & set(worlds.tolist())):
+    sets = {**SETS, **grammar.own("prompts")}
+    for name in sorted(set(sets) & set(worlds.tolist())):
         part = examples.select((worlds == name) & (examples.frames[:, 0] != examples.frames[:, 1]))
-        prompts = load_prompts(SETS[name])
+        prompts = load_prompts(sets[name])
         found, split = similarities(model, part, prompts.texts), prompts.sizes[0]
         negative = found[:, split:].mean(axis=1)
         margin, danger = found[:, :split].mean(axis=1) - negative, part.fact("danger")
         told[name] = {
             "lead": _lead(negative, part),
             "lead_of_margin": _lead(-margin, part),
-            "safe": float(np.mean(margin[danger < SAFE] > 0.0)),
-            "hazardous": float(np.mean(margin[danger >= HAZARDOUS] < 0.0)),
+            "safe": _share(margin[danger < SAFE] > 0.0),
+            "hazardous": _share(margin[danger >= HAZARDOUS] < 0.0),
         }
     scores = [one["lead"] + (one["safe"] + one["hazardous"]) / 2.0 for one in told.values()]
     return {"worlds": told, "score": float(np.mean(scores)) / 2.0 if scores else 0.0}
+
+
+def _share(right: NDArray[np.bool_]) -> float:
+    """The share of stacks that are right; 0.5 without any."""
+    return float(right.mean()) if right.size else 0.5
 
 
 def _lead(signal: NDArray[np.float64], examples: Examples) -> float:
