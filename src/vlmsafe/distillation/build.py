@@ -220,7 +220,7 @@ def train_candidate(
     return values
 
 
-def _examples(directory: Path, folder: str) -> tuple[Examples, dict[str, int]]:
+def _examples(directory: Path, folder: str) -> tuple[Examples, dict[str, int | None]]:
     """Recordings, or what `pack` made of them, and the versions of their environments."""
     from vlmsafe.distillation.data import read
     from vlmsafe.distillation.pack import unpack, versions_of
@@ -248,7 +248,7 @@ def _written(directory: Path, name: str) -> dict[str, Any] | None:
 
 
 def _description(
-    examples: Examples, versions: dict[str, int], words: tuple[str, ...], schedule: Schedule, seed: int
+    examples: Examples, versions: dict[str, int | None], words: tuple[str, ...], schedule: Schedule, seed: int
 ) -> dict[str, Any]:
     """What a model was trained on, in enough detail to check that it is measured on other data."""
     from vlmsafe.distillation.data import world

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vlmsafe.analysis.anticipation import PUBLISHED, RAW, STANDARDISED
+from vlmsafe.distillation.data import known_name
 
 _TEXT = """# Model card: the embedded scorer
 
@@ -148,7 +149,7 @@ def card(data: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
             (
                 (
                     f"`{env}`",
-                    data["versions"][env],
+                    data["versions"][known_name(env)] or "none",
                     data["episodes"][env],
                     data["episodes_with_contact"][env],
                     data["frames"][env],

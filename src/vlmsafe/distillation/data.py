@@ -33,6 +33,16 @@ def world(env: str) -> str:
     return next((name for name in _WORLDS if env.startswith(f"{name}-")), env)
 
 
+def known_name(env: str) -> str:
+    """The name under which an environment's version is kept: without variants, or without the user's interpreter.
+
+    >>> known_name("formula-one-l2:fast+sighted"), known_name("gym:my_envs:Crossing-v0@/opt/venv/bin/python")
+    ('formula-one-l2', 'gym:my_envs:Crossing-v0')
+    """
+    own = env.startswith(("gym:", "safety-gymnasium:"))
+    return env.partition("@" if own else ":")[0]
+
+
 @dataclass(frozen=True)
 class Examples:
     """Frame stacks with what is known of them, one row each."""

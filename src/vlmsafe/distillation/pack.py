@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from vlmsafe.distillation.data import Examples, read
+from vlmsafe.distillation.data import Examples, known_name, read
 from vlmsafe.io.files import write_atomically
 
 _UNKNOWN = 255  # a truth that is not known; the others are counted in steps of 1 / 250
@@ -32,7 +32,7 @@ _ROUNDING = 16  # of colours, as in recordings
 _COLUMNS = ("frames", "contact", "ahead", "env", "scenario", "episode", "driver")
 
 
-def pack(examples: Examples, versions: dict[str, int]) -> bytes:
+def pack(examples: Examples, versions: dict[str, int | None]) -> bytes:
     """Examples without observations and measures."""
     begins, ends = _runs(examples)
     truths = np.where(np.isnan(examples.truths), _UNKNOWN, np.round(examples.truths * 250.0)).astype(np.uint8)
@@ -47,7 +47,7 @@ def pack(examples: Examples, versions: dict[str, int]) -> bytes:
     return len(told).to_bytes(8, "little") + told + b"".join(pictures)
 
 
-def unpack(path: Path) -> tuple[Examples, dict[str, int]]:
+def unpack(path: Path) -> tuple[Examples, dict[str, int | None]]:
     """What `pack` made, and the versions of the environments."""
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -97,12 +97,13 @@ def _tall(seen: torch.Tensor) -> bytes:
     return buffer.getvalue()
 
 
-def versions_of(paths: Sequence[Path]) -> dict[str, int]:
-    """The versions of the environments in recordings, by name without variants."""
-    found = {}
+def versions_of(paths: Sequence[Path]) -> dict[str, int | None]:
+    """The versions of the environments in recordings, by name without variants. The user's have none."""
+    found: dict[str, int | None] = {}
     for path in paths:
         with np.load(path) as held:
-            found[str(held["env"]).partition(":")[0]] = int(held["version"])
+            version = int(held["version"])
+            found[known_name(str(held["env"]))] = None if version < 0 else version
     return dict(sorted(found.items()))
 
 

@@ -176,8 +176,8 @@ def test_a_world_that_has_changed_since_it_was_trained_is_named(weights):
 
 
 def test_the_shipped_model_knows_in_which_worlds_it_was_trained(tmp_path):
-    assert trained_in(SHIPPED) == {name: 1 for name in ENVS}
-    assert any("version 1 of bullet-car-reach" in note for note in scorer_of("").notes("bullet-car-reach"))
+    assert trained_in(SHIPPED) == {name: spec.version for name, spec in ENVS.items()}
+    assert all(not scorer_of("", load_prompts(str(spec.prompts))).notes(name) for name, spec in ENVS.items())
     shutil.copy(SHIPPED, tmp_path)
     assert trained_in(tmp_path / SHIPPED.name) == {}
 

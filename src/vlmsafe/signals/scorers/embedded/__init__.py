@@ -15,7 +15,7 @@ def revision_of(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
-def trained_in(path: Path) -> dict[str, int]:
+def trained_in(path: Path) -> dict[str, int | None]:
     """The environments on which weights were trained, with their versions then, from the data.json beside them.
 
     Empty where there is no such file, or where it belongs to other weights.
