@@ -1,7 +1,7 @@
 """Compare weights of the embedded scorer on the held-out recordings of a build (see docs/explanation/benchmarks.md).
 
-    git show REVISION:src/vlmsafe/signals/scorers/embedded/weights.safetensors > earlier.safetensors
-    python benchmarks/embedded_revisions.py .embedded earlier.safetensors .embedded/weights.safetensors
+git show REVISION:src/vlmsafe/signals/scorers/embedded/weights.safetensors > earlier.safetensors
+python benchmarks/embedded_revisions.py .embedded earlier.safetensors .embedded/weights.safetensors
 """
 
 import sys
