@@ -98,6 +98,9 @@ def _save_chat(
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = _models.AutoModelForImageTextToText.from_config(config).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("mm_input_projection_weight"):  # Gemma's begins with zeros, which hides the image
+                torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)

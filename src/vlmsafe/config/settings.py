@@ -84,7 +84,7 @@ class SignalConfig:
     """The vision-language signal of a method: what scores frames and how the scores are used."""
 
     scorer: Annotated[str, tyro.conf.arg(aliases=("--scorer",))] = "none"
-    """What scores: embedded, clip[:<model>], qwen2-vl[:<model>], rnd, constant:<value>, noise, oracle, python:..."""
+    """What scores: embedded, clip[:...], qwen2-vl[:...], transformers:..., rnd, constant:<value>, noise, oracle, python:..."""
     prompts: Annotated[str | None, tyro.conf.arg(aliases=("--prompts",))] = None
     """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
@@ -292,6 +292,8 @@ class TrainConfig:
 def resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     """The signal with its model, its prompts, its gate, its period and the size of its calibration buffer named."""
     kind = kind_of(signal.scorer)
+    if not kind.settled and (signal.gate == "auto" or signal.precision is None or signal.batch is None):
+        kind = parse_scorer(signal.scorer).settle().kind
     signal = dataclasses.replace(
         signal,
         every=_default_period(signal, spec) if signal.every is None else signal.every,

@@ -62,21 +62,22 @@ def find(model: str, read: Callable[[str, bool], T], scorer: str) -> T:
 
 
 def find_folder(
-    model: str, revision: str | None, read: Callable[[Path], T], scorer: str, *, weights: bool = True
+    model: str, revision: str | None, read: Callable[[Path, bool], T], scorer: str, *, weights: bool = True
 ) -> T:
-    """What `read(folder)` makes of a model's files: the user's own folder, or one of the cache for a revision.
+    """What `read(folder, complete)` makes of a model's files: the user's own folder, or one of the cache.
 
-    As in `find`, the hub is asked only if files are missing in the cache. Without `weights` the rest is downloaded.
+    As in `find`, the hub is asked only if files are missing in the cache. Without `weights` only the rest is downloaded;
+    `complete` is then False.
     """
     if model and (folder := Path(model).expanduser()).is_dir():
         try:
-            return read(folder)
+            return read(folder, True)
         except Unreadable as error:
             raise InputError(f"cannot load the model in the folder {model}: {error}") from error
     _check_name(model)
     shown = f"{model}@{revision}" if revision else model
     try:
-        return read(_cached(model, revision))
+        return read(_cached(model, revision), True)
     except Unreadable as error:
         found = _ask_hub(model, str(error), scorer, revision)
     if weights:
@@ -85,7 +86,7 @@ def find_folder(
         with in_one_line("files"):
             names = _wanted([entry.rfilename for entry in found.siblings or ()], weights)
             folder = Path(_hub.snapshot_download(model, revision=revision, allow_patterns=names))
-        return read(folder)
+        return read(folder, weights)
     except Unreadable as error:
         raise InputError(f"cannot load the model '{shown}' from the Hugging Face hub: {error}") from error
 

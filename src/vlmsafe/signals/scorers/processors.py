@@ -107,3 +107,11 @@ def pooled(found: Any) -> Tensor:
     """The vectors that a tower gives: some versions of transformers return them by themselves, some with more."""
     vectors: Tensor = getattr(found, "pooler_output", found)
     return vectors
+
+
+def for_model(inputs: Any, model: Any) -> dict[str, Tensor]:
+    """What a processor gave, on the model's device; pixels also have the model's precision."""
+    return {
+        name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in inputs.items()
+    }

@@ -7,6 +7,7 @@ takes one:
 embedded                        the small model in the package; embedded:<file> loads one that you trained
 clip:<model id or folder>       any CLIP or SigLIP checkpoint; the default is the paper's ViT-B/32
 qwen2-vl:<model id or folder>   yes/no probabilities; the default is the paper's 7B model
+transformers:<model>[@revision] any dual encoder, or yes/no probabilities of any chat model with images: an id or a folder
 rnd                             novelty of the observation
 constant:<value>                a control; constant:<positive>,<negative> sets the two scores separately
 noise                           a control: random scores
@@ -57,6 +58,8 @@ class Loading:
     batch: int
     observation: int
     seed: tuple[int, ...]
+    frames: int = 1
+    """How many frames a stack is to have, for models that take any number."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,6 +78,13 @@ class ScorerKind:
     look_up: Callable[[Loading], type[Scorer] | None] | None = None
     """Checks that a scorer can be had without loading its weights; returns its class where that is known. None where
     loading it is as quick."""
+    narrow: Callable[[str], dict[str, Any] | None] | None = None
+    """What an argument says about the fields below, from files on this machine; None if that is not known yet. Only for
+    kinds whose models differ in them."""
+    fetch: Callable[[str], None] | None = None
+    """Gets from the hub what `narrow` needs."""
+    settled: bool = True
+    """Whether the fields below are those of the model; False before `narrow` has found it."""
     argument: str | None = None
     """What follows the colon, for messages; None where nothing may follow."""
     default: str | None = None
@@ -146,6 +156,13 @@ class ScorerName:
             return ScorerName(self.kind, os.path.abspath(self.argument))
         return self
 
+    def settle(self) -> ScorerName:
+        """The same scorer with an entry that says what its model is; asks the hub if its files are not here."""
+        if self.kind.settled or self.kind.fetch is None:
+            return self
+        self.kind.fetch(self.argument)
+        return parse_scorer(str(self))
+
     @property
     def calibration_frames(self) -> int:
         """How many frames the gate is calibrated on by default."""
@@ -155,7 +172,7 @@ class ScorerName:
     @property
     def _model(self) -> str:
         """The name of the model itself, without the organisation or the folders in which it lies."""
-        path = PurePath(self.absolute.argument)
+        path = PurePath(self.absolute.argument.partition("@")[0])
         if path.parent.name == "snapshots":  # the cache of the hub: models--<organisation>--<name>/snapshots/<commit>
             return path.parent.parent.name.rpartition("--")[2]
         return path.name
@@ -177,6 +194,12 @@ def _qwen2_vl(loading: Loading) -> Scorer:
     from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
 
     return Qwen2VLScorer.load(loading.argument, loading.prompts, **loading.options)
+
+
+def _transformers(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.checkpoints.load import load
+
+    return load(loading.argument, loading.prompts, frames=loading.frames, **loading.options)
 
 
 def _rnd(loading: Loading) -> Scorer:
@@ -213,6 +236,24 @@ def _look_up_qwen2_vl(loading: Loading) -> None:
     from vlmsafe.signals.scorers.qwen2_vl import look_up
 
     look_up(loading.argument, loading.prompts)
+
+
+def _look_up_transformers(loading: Loading) -> type[Scorer]:
+    from vlmsafe.signals.scorers.checkpoints.load import look_up
+
+    return look_up(loading.argument, loading.prompts, loading.frames)
+
+
+def _narrow_transformers(argument: str) -> dict[str, Any] | None:
+    from vlmsafe.signals.scorers.checkpoints.names import known_traits
+
+    return known_traits(argument)
+
+
+def _fetch_transformers(argument: str) -> None:
+    from vlmsafe.signals.scorers.checkpoints.load import fetch
+
+    fetch(argument)
 
 
 def _look_up_python(loading: Loading) -> type[Scorer] | None:
@@ -341,6 +382,22 @@ KINDS = {
             wants_gpu=True,
             packages=("torch", "transformers"),
         ),
+        ScorerKind(
+            "transformers",
+            _transformers,
+            look_up=_look_up_transformers,
+            narrow=_narrow_transformers,
+            fetch=_fetch_transformers,
+            settled=False,
+            argument="<model id or folder>[@revision]",
+            path="folder",
+            looks_at="frame",
+            compares="unknown",
+            shared=True,
+            downloaded=True,
+            wants_gpu=True,
+            packages=("torch", "transformers"),
+        ),
         ScorerKind("rnd", _rnd, looks_at="observation", rules=("novelty",), learns=True),
         ScorerKind("constant", _constant, argument="<value>", looks_at="nothing", rules=ALL_RULES),
         ScorerKind("noise", _noise, looks_at="noise", rules=ALL_RULES),
@@ -391,7 +448,9 @@ def parse_scorer(text: str) -> ScorerName:
         raise InputError(f"the scorer '{name}' takes nothing after it, got '{argument}'")
     if kind.argument is not None and not argument and kind.default is None:
         raise InputError(f"the scorer '{name}' needs something after it: {name}:{kind.argument}")
-    return ScorerName(kind, argument or kind.default or "")
+    argument = argument or kind.default or ""
+    known = None if kind.narrow is None else kind.narrow(argument)
+    return ScorerName(kind if known is None else replace(kind, **known), argument)
 
 
 def make_scorer(
@@ -414,6 +473,8 @@ def make_scorer(
     asks that service; other scorers stay in this process. The service is waited for until `give_up` returns True.
     """
     name = parse_scorer(name) if isinstance(name, str) else name
+    if precision is None or batch is None:
+        name = name.settle()
     kind = name.kind
     precision = kind.precision if precision is None else precision
     batch = kind.batch if batch is None else batch
