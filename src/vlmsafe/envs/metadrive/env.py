@@ -7,6 +7,7 @@ can be repeated exactly, and `fast` how the same episodes are simulated in less 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -90,6 +91,7 @@ class MetaDrive(Env):
             "sensors": {"lidar": (OrderedLidar,)},
             "log_level": logging.CRITICAL,
         }
+        self._soft = bool(settings.pop("soft_brake", False))
         if settings.pop("mended", False):
             fixed["block_dist_config"] = mended_blocks()
         if taken := sorted(fixed.keys() & settings.keys()):
@@ -136,8 +138,10 @@ class MetaDrive(Env):
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         # Python floats, because the simulator computes with what it gets: float32 actions would be rounded otherwise.
-        steering, acceleration = (float(value) for value in action)
-        observation, reward, terminated, truncated, info = self._simulator.step([steering, acceleration])
+        steering, pedal = (float(value) for value in action)
+        observation, reward, terminated, truncated, info = self._simulator.step(
+            [steering, soft_brake(pedal) if self._soft else pedal]
+        )
         events = {event: bool(info[event]) for event in self._costly}
         plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"]), **events}
         self._events = {**events, "cost": plain["cost"] > 0.0}
@@ -168,7 +172,8 @@ class MetaDrive(Env):
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
         """A driver that keeps to its lane and goes on only where it meets nobody; see `careful`."""
-        return CarefulDriver(self._simulator, lambda: self._traffic).act
+        act = CarefulDriver(self._simulator, lambda: self._traffic).act
+        return (lambda: soft_brake_action(act())) if self._soft else act
 
     def _nearby(self) -> Nearby:
         if self._lines is None:
@@ -186,3 +191,25 @@ class MetaDrive(Env):
             self._simulator.close()
         self._simulator = None
         self._roads = self._lines = None
+
+
+def soft_brake(pedal: float) -> float:
+    """What the car gets for a pedal that brakes by the square of its position: little at first, and fully at -1.
+
+    The brake is six times as strong as the engine, so that noise on the plain pedal brakes the car on average. On this
+    one, noise of a usual size hardly does, and the same force is there when it is asked for.
+
+    >>> [soft_brake(pedal) for pedal in (0.5, -0.5, -1.0)]
+    [0.5, -0.25, -1.0]
+    """
+    return pedal if pedal >= 0.0 else -(max(pedal, -1.0) ** 2)
+
+
+def soft_brake_action(action: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The action with the soft brake that does what `action` does without it.
+
+    >>> soft_brake_action(np.array([0.1, -0.25])).tolist()
+    [0.1, -0.5]
+    """
+    steering, pedal = action
+    return np.array([steering, pedal if pedal >= 0.0 else -math.sqrt(-pedal)])
