@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from frame_scorer import FrameScorer
 from gymnasium.utils.env_checker import check_env
+from small_qwen import save_small_qwen
 
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
+from vlmsafe.signals.frame_stack import stack_of
 from vlmsafe.signals.gate import GATES, Gate
-from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.server import Server
@@ -288,3 +290,21 @@ def test_a_wrapper_asks_a_scoring_service_and_hangs_up_when_it_is_closed(tmp_pat
     finally:
         server.stop()
         clean_up()
+
+
+def test_a_scorer_by_name_gets_as_many_frames_as_are_asked_for(tmp_path):
+    save_small_qwen(tmp_path)
+    prompts = PromptSet(("a",), ("b",), "a pole that stands", "a pole that falls")
+    cart = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    options = {"rule": "yes-no", "device": "cpu", "frames": 3, "frame_distance": 2}
+    env = SemanticSignals(cart, f"qwen2-vl:{tmp_path}", prompts, every=2, **options)
+    assert stack_of(env.scorer) == (4, 2, 0)
+    env.reset(seed=0)
+    seen = []
+    for _ in range(6):
+        *_, info = env.step(0)
+        seen.append(cart.render())
+    expected = env.scorer.score(np.concatenate([seen[1], seen[3], seen[5]], axis=-1)[None])[0]
+    assert [info["positive_score"], info["negative_score"]] == pytest.approx(expected.tolist(), abs=1e-6)
+    with pytest.raises(InputError, match="for a scorer by name"):
+        SemanticSignals(cart, FrameScorer(PROMPTS), frames=2)

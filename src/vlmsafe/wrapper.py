@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from vlmsafe.envs.api import as_frame
 from vlmsafe.errors import InputError
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.frame_stack import FrameStack
+from vlmsafe.signals.frame_stack import FrameStack, stack_of
 from vlmsafe.signals.gate import GATES, AnyGate
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import ClgWeights, Scores, apply_rule
@@ -69,6 +69,8 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         precision: Precision | None = None,
         service: str = "",
         service_wait: float = 120.0,
+        frames: int | None = None,
+        frame_distance: int | None = None,
         seed: int = 0,
     ) -> None:
         """`scorer` and `prompts` are names as on the command line, or objects; several wrappers may share a scorer
@@ -78,12 +80,14 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         it is off until `calibrate` sets it. `reference` is the level above which the negative score counts; without it
         `calibrate` must be called before an episode with a `cost_weight`. `service` is the address of a scoring service
         (`vlmsafe serve`) that holds a scorer of frames; it may be away for `service_wait` seconds.
+        `frames` is how many frames a scorer by name gets at a time, where it takes any number, and `frame_distance` how
+        many steps lie between two of them; by default one, and 4.
         """
         RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, scorer=scorer, prompts=prompts, gate=gate, every=every,
             reward_weight=reward_weight, cost_weight=cost_weight, reference=reference, rule=rule,
             clg_weights=clg_weights, device=device, precision=precision, service=service, service_wait=service_wait,
-            seed=seed,
+            frames=frames, frame_distance=frame_distance, seed=seed,
         )  # fmt: skip
         self._saved_kwargs = _Shared(self._saved_kwargs)
         gymnasium.Wrapper.__init__(self, env)
@@ -102,12 +106,17 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             raise InputError(f"scorer is {scorer!r}; expected a scorer's name or a Scorer")
         if service and isinstance(scorer, Scorer):
             raise InputError("service is for a scorer by name; a scorer object is already loaded here, so drop service")
+        if isinstance(scorer, Scorer) and not frames is frame_distance is None:
+            raise InputError(
+                "frames and frame_distance are for a scorer by name; a scorer object has its own, so set them there"
+            )
         self.every, self.reward_weight, self.cost_weight = every, reward_weight, cost_weight
         self.rule, self.clg_weights, self.reference = rule, clg_weights, reference
         self._calibrates_reference = reference is None
         self._owns_scorer = isinstance(scorer, str)
         if isinstance(scorer, str):
             options = {"device": device, "precision": precision, "service": service, "service_wait": service_wait}
+            options |= {"frames": frames, "frame_distance": frame_distance}
             scorer = self._load(scorer, prompts, seed, options)
         self.scorer = scorer
         check_scorer(self.scorer)
@@ -124,7 +133,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
                 "gymnasium.make(..., render_mode='rgb_array')"
             )
         self._random = np.random.default_rng((seed, 1))
-        self._stack = FrameStack(self._frame, self.scorer.frames, every)
+        self._stack = FrameStack(self._frame, stack_of(self.scorer), every)
         self._begin_episode()
 
     def _load(self, name: str, prompts: PromptSet | str | Path | None, seed: int, options: dict[str, Any]) -> Scorer:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import transformers
-from small_models import save_small_clip, save_small_siglip, save_small_siglip2
 from small_qwen import WORDS, save_tokenizer
 
 _models: Any = transformers  # half typed; what comes from it is Any

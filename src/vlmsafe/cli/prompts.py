@@ -50,6 +50,10 @@ class PromptsCommand:
     """bench: where the model runs: cpu, cuda, ...; 'auto' takes a GPU where there is one."""
     batch: int | None = None
     """bench: frames scored at a time; by default the scorer's own number."""
+    scorer_frames: int | None = None
+    """bench: frames that a scorer which takes any number gets at a time; by default as in the trace, or one."""
+    frame_distance: int | None = None
+    """bench: steps between two of these frames; by default as in the trace, or 4."""
     json: bool = False
     """bench: print JSON for programs instead of tables."""
     out: Path | None = None
@@ -121,6 +125,8 @@ def _bench(command: PromptsCommand) -> None:
             [name for names in command.scorer for name in names],
             device=command.scorer_device,
             batch=command.batch,
+            scorer_frames=command.scorer_frames,
+            frame_distance=command.frame_distance,
             resamples=command.resamples,
             seed=command.seed,
             on_frames=lambda done, total: progress.update(task, completed=done, total=total),

@@ -31,7 +31,7 @@ _FIRST_ORDER_ONLY = r"learner\.(actor_lr|lr_decay|clip_ratio|kl_early_stop)"
 
 FACTORS: dict[str, str] = {
     "signal": r"signal\..*|multiplier\.signal_.*|frame_indicators",
-    "scorer": r"signal\.(scorer|precision)",
+    "scorer": r"signal\.(scorer|precision|frames|frame_distance)",
     "prompts": r"signal\.prompts",
     "rule": r"signal\.rule",
     "gate": r"signal\.(gate|calibration\..*)",

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import tyro
 
 from vlmsafe.config.bounds import (
+    Bounds,
     Finite,
     NonNegative,
     NonNegativeInt,
@@ -33,8 +34,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.kernels import Kernels
 from vlmsafe.numerics.normaliser import CLIP
 from vlmsafe.signals.prompts import shipped_prompts
-from vlmsafe.signals.scorers.api import Precision
-from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
+from vlmsafe.signals.scorers.api import Precision, Scorer
+from vlmsafe.signals.scorers.registry import MOST_FRAMES, check_stack, kind_of, parse_scorer
 from vlmsafe.signals.service.spec import parse_address
 
 PLACE = frozenset({"signal.service", "signal.service_wait"})
@@ -84,7 +85,7 @@ class SignalConfig:
     """The vision-language signal of a method: what scores frames and how the scores are used."""
 
     scorer: Annotated[str, tyro.conf.arg(aliases=("--scorer",))] = "none"
-    """What scores: embedded, clip[:...], qwen2-vl[:...], transformers:..., rnd, constant:<value>, noise, oracle, python:..."""
+    """What scores: embedded, clip, qwen2-vl, transformers:<model>, rnd, constant:<value>, noise, oracle, python:..."""
     prompts: Annotated[str | None, tyro.conf.arg(aliases=("--prompts",))] = None
     """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
@@ -112,6 +113,10 @@ class SignalConfig:
     """Whether the model is compiled first: slow to start, faster on a GPU."""
     batch: PositiveInt | None = None
     """Frames scored at a time; by default the scorer's own number: 16 for qwen2-vl, else 64."""
+    frames: Annotated[int | None, Bounds(1, MOST_FRAMES), tyro.conf.arg(aliases=("--scorer-frames",))] = None
+    """Frames that the scorer gets at a time, for one that takes any number (qwen2-vl); by default its own number."""
+    frame_distance: Annotated[PositiveInt | None, tyro.conf.arg(aliases=("--frame-distance",))] = None
+    """Steps between two of these frames; by default the scorer's own, 4."""
     service: str = ""
     """Address of a scoring service (`vlmsafe serve`) that holds the model; by default the run loads it."""
     service_wait: NonNegative = 120.0
@@ -292,8 +297,8 @@ class TrainConfig:
 def resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     """The signal with its model, its prompts, its gate, its period and the size of its calibration buffer named."""
     kind = kind_of(signal.scorer)
-    if not kind.settled and (signal.gate == "auto" or signal.precision is None or signal.batch is None):
-        kind = parse_scorer(signal.scorer).settle().kind
+    if signal.gate == "auto" or signal.frames or signal.precision is None or signal.batch is None:
+        kind = kind if kind.settled else parse_scorer(signal.scorer).settle().kind
     signal = dataclasses.replace(
         signal,
         every=_default_period(signal, spec) if signal.every is None else signal.every,
@@ -303,6 +308,11 @@ def resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     if signal.scorer == "none":
         return signal
     scorer = parse_scorer(signal.scorer)
+    check_stack(scorer, signal.frames, signal.frame_distance)
+    if scorer.kind.frames == "any":  # runs of one frame are alike whether it was set or not
+        clip = None if signal.frames == 1 else signal.frames
+        distance = None if clip is None else signal.frame_distance or Scorer.frame_distance
+        signal = dataclasses.replace(signal, frames=clip, frame_distance=distance)
     frames = signal.calibration.frames
     if frames is None:
         frames = scorer.calibration_frames

@@ -18,7 +18,7 @@ from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.numerics.normaliser import Array, Normaliser, RunningNormaliser
 from vlmsafe.runs.digest import PROGRESS
-from vlmsafe.signals.frame_stack import FrameStack
+from vlmsafe.signals.frame_stack import NEWEST, FrameStack, StepsBack
 from vlmsafe.signals.scorers.api import InputKind, Inputs
 from vlmsafe.signals.shaping import due
 
@@ -83,8 +83,8 @@ class Watch:
     looks_at: InputKind
     every: int
     """k_clip."""
-    frames: int = 1
-    """How many frames a stack has, where it looks at frames."""
+    stack: StepsBack = NEWEST
+    """The frames that it looks at, where it looks at frames."""
 
 
 class ActionSource(Protocol):
@@ -172,7 +172,7 @@ class Watcher:
     def __init__(self, env: Env, watch: Watch | None, seed: tuple[int, ...], sender: Sender | None) -> None:
         assert (sender is not None) == (watch is not None and watch.looks_at == "frame")
         self._env, self._watch, self._sender = env, watch, sender
-        self._stack = FrameStack(env.frame, watch.frames, watch.every) if watch is not None else None
+        self._stack = FrameStack(env.frame, watch.stack, watch.every) if watch is not None else None
         # Its own generator, so that the policy draws the same actions with and without noise.
         self._dice = np.random.default_rng((*seed, 1))
         self._seen: list[Any] = []

@@ -27,7 +27,7 @@ from vlmsafe.envs.vector.pool import WorkerPool
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.frame_stack import stack_shape
+from vlmsafe.signals.frame_stack import stack_of, stack_shape
 from vlmsafe.signals.gate import GATES, AnyGate
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, score_named
@@ -95,7 +95,7 @@ class Scoring(FrameScoring):
         super().__init__()
         self.scorer, self.config = scorer, config
         self.calibration: Calibration | None = None
-        self.watch = Watch(scorer.looks_at, config.period, scorer.frames)
+        self.watch = Watch(scorer.looks_at, config.period, stack_of(scorer))
         self.stream: Stream | None = None
         if scorer.looks_at == "frame":
             assert dimensions.frame is not None

@@ -139,6 +139,8 @@ def load_scorer(
         service=signal.service,
         service_wait=signal.service_wait,
         give_up=give_up,
+        frames=signal.frames,
+        frame_distance=signal.frame_distance,
     )
     check_scorer(scorer)
     check_rule(config, scorer.rules)

@@ -18,7 +18,7 @@ from vlmsafe.runs.layout import DEFAULT_PROTOCOL
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import apply_rule
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer, stack_for
 
 RECORDED = "as recorded"
 """The name of the trace's own scores among the candidates."""
@@ -56,6 +56,8 @@ def compare(
     together: bool = True,
     device: str = "auto",
     batch: int | None = None,
+    scorer_frames: int | None = None,
+    frame_distance: int | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
     on_frames: Callable[[int, int], None] = lambda done, total: None,
@@ -64,7 +66,8 @@ def compare(
 
     The recorded scores are one more candidate, unless a candidate has the same scorer and prompts. Prompts are names or
     files, scorers are names. If one of the two is left out, it is taken from the recording. `together` embeds each
-    frame once for all prompt sets if the scorer allows it.
+    frame once for all prompt sets if the scorer allows it. `scorer_frames` and `frame_distance` are for scorers that
+    take any number of frames; by default the scorer of the recording gets as many as it got then, and others one.
     """
     pictures = [trace.pictures() for trace in traces]
     own = _shared(traces)
@@ -85,14 +88,16 @@ def compare(
         on_frames(done, frames * sum(passes))
 
     for name in names:
+        recorded = (own.frames, own.frame_distance) if own is not None and own.name == str(name) else (None, None)
+        stack = stack_for(name, len(names), (scorer_frames, frame_distance), recorded)
         found = rescore_sets(
-            pictures, name, sets, together=together, device=device, batch=batch, env=env, on_frames=count,
+            pictures, name, sets, together=together, device=device, batch=batch, stack=stack, env=env, on_frames=count,
             on_note=scorer_notes.append,
         )  # fmt: skip
         for label, one in found.items():
             title = label if len(names) == 1 else str(name) if len(sets) == 1 else f"{name}, {label}"
             candidates[title] = _candidate(title, one)
-            if own is not None and (str(name), sets[label].texts) == (own.name, _texts(own)):
+            if own is not None and (str(name), sets[label].texts, stack) == (own.name, _texts(own), recorded):
                 rounding = _rounding(title, one, traces, own)
     if own is not None and not rounding:
         candidates[RECORDED] = _recorded(traces, own)

@@ -66,8 +66,8 @@ def find_folder(
 ) -> T:
     """What `read(folder, complete)` makes of a model's files: the user's own folder, or one of the cache.
 
-    As in `find`, the hub is asked only if files are missing in the cache. Without `weights` only the rest is downloaded;
-    `complete` is then False.
+    As in `find`, the hub is asked only if files are missing in the cache. Without `weights` only the rest is
+    downloaded; `complete` is then False.
     """
     if model and (folder := Path(model).expanduser()).is_dir():
         try:
@@ -100,7 +100,7 @@ def _cached(model: str, revision: str | None) -> Path:
 
 
 def _wanted(names: Sequence[str], weights: bool) -> list[str]:
-    """The files of a repository that a model is loaded from; weights in the older format only if there are no others."""
+    """The files that a model is loaded from; weights in the older format only if there are no others."""
     top = [name for name in names if "/" not in name]
     texts = [name for name in top if name.endswith(_TEXTS)]
     if not weights:

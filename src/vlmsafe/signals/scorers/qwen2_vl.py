@@ -1,15 +1,17 @@
 """Scores frames with Qwen2-VL: the probability of "yes" to one question for each group of prompts.
 
 `vlmsafe.signals.scorers.yes_no` has the questions and the formula. The two questions about a frame differ only in their
-last words. Everything before, including the frame, goes through the model once; each question then adds its own words to
-the attention cache. Frames of a batch have one size, so their sequences have one length and nothing is padded.
+last words. Everything before, including the frame, goes through the model once; each question then adds its own words
+to the attention cache. Frames of a batch have one size, so their sequences have one length and nothing is padded. With
+several frames in a stack, the prompt has several images, the oldest first, and the question is about all of them.
 
-Any Qwen2-VL or Qwen2.5-VL checkpoint works. It is the fast path for them: `transformers:<model>` asks any chat model the
-same questions, by the processor and the chat template of its checkpoint.
+Any Qwen2-VL or Qwen2.5-VL checkpoint works. It is the fast path for them: `transformers:<model>` asks any chat model
+the same questions, by the processor and the chat template of its checkpoint.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +32,12 @@ KINDS = ("qwen2_vl", "qwen2_5_vl")
 """The values of `model_type` in the config of a supported checkpoint."""
 
 IMAGE = "<|image_pad|>"
-# The result of the checkpoints' own chat templates for one image and one question. It is written out because a template
-# comes with the checkpoint, so two copies of one model could be asked differently.
+PICTURE = f"<|vision_start|>{IMAGE}<|vision_end|>"
+# The result of the checkpoints' own chat templates for some images and one question. It is written out because a
+# template comes with the checkpoint, so two copies of one model could be asked differently.
 CHAT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    f"<|im_start|>user\n<|vision_start|>{IMAGE}<|vision_end|>{{question}}<|im_end|>\n"
+    "<|im_start|>user\n{pictures}{question}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
 
@@ -61,10 +64,18 @@ class Qwen2VLScorer(YesNoScorer):
     """Two columns: P(yes) for the description of the positive group and of the negative group."""
 
     def __init__(
-        self, checkpoint: Checkpoint, prompts: PromptSet, *, name: str, device: torch.device, batch: int = 16
+        self,
+        checkpoint: Checkpoint,
+        prompts: PromptSet,
+        *,
+        name: str,
+        device: torch.device,
+        batch: int = 16,
+        frames: int = 1,
     ) -> None:
         answers = Answers.of(checkpoint.tokenizer, name)
         super().__init__(checkpoint.model, answers, kind="qwen2-vl", name=name, device=device, batch=batch)
+        self.frames = frames
         self._revision = checkpoint.revision
         self._processor = processor = checkpoint.processor
         self._scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
@@ -78,19 +89,28 @@ class Qwen2VLScorer(YesNoScorer):
         self._ask(prompts)
 
     def _ask(self, prompts: PromptSet) -> None:
-        self._questions = questions(prompts, "qwen2-vl")
-        texts = [encode(self._tokenizer, CHAT.format(question=question)) for question in self._questions]
+        self._questions = questions(prompts, "qwen2-vl", self.frames)
+        chats = [CHAT.format(pictures=PICTURE * self.frames, question=question) for question in self._questions]
+        texts = [encode(self._tokenizer, chat) for chat in chats]
         for tokens, question in zip(texts, self._questions, strict=True):
-            if (places := tokens.count(self._image)) != 1:
+            if (places := tokens.count(self._image)) != self.frames:
                 raise InputError(
-                    f"the question '{question}' has {places} places for an image, expected one: "
+                    f"the question '{question}' has {places} places for an image, expected "
+                    f"{'one' if self.frames == 1 else self.frames}: "
                     f"{IMAGE} must be the image token of {self._name}, and no part of a description"
                 )
         self._shared, self._endings = split_shared(texts)
 
     @classmethod
     def load(
-        cls, model: str, prompts: PromptSet, *, device: str = "auto", precision: Precision = "bfloat16", batch: int = 16
+        cls,
+        model: str,
+        prompts: PromptSet,
+        *,
+        device: str = "auto",
+        precision: Precision = "bfloat16",
+        batch: int = 16,
+        frames: int = 1,
     ) -> Qwen2VLScorer:
         """Load a model from a folder, the Hugging Face cache, or the hub."""
         if precision not in _DTYPES:
@@ -98,14 +118,14 @@ class Qwen2VLScorer(YesNoScorer):
         place = find_device(device)
         with quiet():
             checkpoint = find(model, lambda source, local: _read(source, model, _DTYPES[precision], local), "qwen2-vl")
-            return cls(checkpoint, prompts, name=model, device=place, batch=batch)
+            return cls(checkpoint, prompts, name=model, device=place, batch=batch, frames=frames)
 
     def _probabilities(self, frames: Inputs) -> torch.Tensor:
         pixels, grids = self._patches(frames)
         rows, columns = (int(size) // self._merge for size in grids[0, 1:])
-        at, tokens = self._shared.index(self._image), rows * columns
-        shared = [*self._shared[:at], *[self._image] * tokens, *self._shared[at + 1 :]]
-        positions = _positions(at, rows, columns, len(shared) + max(map(len, self._endings)) - at - tokens)
+        shared = [token for one in self._shared for token in [one] * (rows * columns if one == self._image else 1)]
+        longest = max(self._endings, key=len)
+        positions = _positions([token == self._image for token in (*self._shared, *longest)], rows, columns)
         cache = self._model.model(
             input_ids=self._repeat(shared, len(frames)),
             position_ids=self._spread(positions[:, : len(shared)], len(frames)),
@@ -128,13 +148,14 @@ class Qwen2VLScorer(YesNoScorer):
         return torch.stack(answers, dim=1)
 
     def _patches(self, frames: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """The patches of all frames, and the grid of patches of each frame.
+        """The patches of all frames, stack by stack, and the grid of patches of each frame.
 
         The checkpoint's processor resizes and cuts. Standardisation happens here, on the model's device, which leaves
         more of the CPU to the simulators.
         """
+        singles = frames.reshape(*frames.shape[:3], -1, 3).transpose(0, 3, 1, 2, 4).reshape(-1, *frames.shape[1:3], 3)
         images = self._processor(
-            images=list(frames),
+            images=list(singles),
             input_data_format="channels_last",  # otherwise it guesses from the shape
             do_rescale=False,
             do_normalize=False,
@@ -151,17 +172,19 @@ class Qwen2VLScorer(YesNoScorer):
         return {**super().describe(), "revision": self._revision}
 
 
-def _positions(before: int, rows: int, columns: int, after: int) -> torch.Tensor:
-    """Time, row and column of every token, [3, tokens]: the model's rotary positions for one image.
+def _positions(images: Sequence[bool], rows: int, columns: int) -> torch.Tensor:
+    """Time, row and column of every token, [3, tokens]: the model's rotary positions of text and images of one size.
 
-    For text all three increase together. Tokens of the image share one time and have their own row and column. The text
-    after the image continues from its longer side.
+    `images` says for each token whether an image stands in its place. For text all three increase together. Tokens of
+    an image share one time and have their own row and column. What follows an image continues from its longer side.
     """
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    image = torch.stack([torch.zeros_like(row), row, column]).reshape(3, -1) + before
-    start = before + max(rows, columns)
-    ahead, behind = torch.arange(before), torch.arange(start, start + after)
-    return torch.cat([ahead.expand(3, -1), image, behind.expand(3, -1)], dim=1)
+    image, word = torch.stack([torch.zeros_like(row), row, column]).reshape(3, -1), torch.zeros(3, 1, dtype=torch.int64)
+    parts, start = [], 0
+    for is_image in images:
+        parts.append((image if is_image else word) + start)
+        start += max(rows, columns) if is_image else 1
+    return torch.cat(parts, dim=1)
 
 
 def look_up(model: str, prompts: PromptSet) -> None:

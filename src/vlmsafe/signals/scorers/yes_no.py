@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
 QUESTION = "Does this image show {description}? Answer yes or no."
-CLIP_QUESTION = "Do these {frames} images, the oldest first, show {description}? Answer yes or no."
-"""The question about several frames of one episode."""
+CLIP_QUESTION = "These images show one scene over time, the oldest first. Do they show {description}? Answer yes or no."
+"""The question where a stack has several frames."""
 YES = ("yes", "Yes", "YES", " yes", " Yes", " YES")
 NO = ("no", "No", "NO", " no", " No", " NO")
 
@@ -37,13 +37,13 @@ def questions(prompts: PromptSet, scorer: str, frames: int = 1) -> tuple[str, st
     prompts.require_descriptions(scorer)
     form = QUESTION if frames == 1 else CLIP_QUESTION
     return (
-        form.format(description=prompts.positive_description, frames=frames),
-        form.format(description=prompts.negative_description, frames=frames),
+        form.format(description=prompts.positive_description),
+        form.format(description=prompts.negative_description),
     )
 
 
 def split_shared(texts: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:
-    """The tokens that all questions begin with, and the rest of each, which has at least the token before the answer."""
+    """The tokens that all questions begin with, and the rest of each: at least the token before the answer."""
     same = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*texts, strict=False)))
     shared = min(same, *(len(tokens) - 1 for tokens in texts))
     return list(texts[0][:shared]), [list(tokens[shared:]) for tokens in texts]
@@ -113,7 +113,7 @@ class YesNoScorer(Scorer):
 
     @abstractmethod
     def _probabilities(self, frames: Inputs) -> Tensor:
-        """P(yes) for frames of one size and both questions, [N, 2]."""
+        """P(yes) for stacks of frames of one size and both questions, [N, 2]."""
 
     def with_prompts(self, prompts: PromptSet) -> Self:
         other = copy.copy(self)
@@ -148,6 +148,7 @@ class YesNoScorer(Scorer):
             "model": self._name,
             "device": str(self._device),
             "precision": str(self._model.dtype).removeprefix("torch."),
+            "frames": self.frames,
             "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
             "questions": list(self._questions),
             "yes": list(self._answers.yes),

@@ -105,9 +105,7 @@ class ChatScorer(YesNoScorer):
         self._ask(prompts)
         dtype: torch.dtype = getattr(torch, precision)
         model = read_weights(files, _models.AutoModelForImageTextToText, dtype)
-        super().__init__(
-            model, self._reader.answers, kind="transformers", name=files.name, device=device, batch=batch
-        )
+        super().__init__(model, self._reader.answers, kind="transformers", name=files.name, device=device, batch=batch)
         # Without it, a model computes the logits of every token: with a large vocabulary that takes much memory.
         last = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._last: dict[str, int] = {"logits_to_keep": 1} if last else {}
@@ -156,4 +154,4 @@ class ChatScorer(YesNoScorer):
         return self._splits[size]
 
     def describe(self) -> dict[str, Any]:
-        return {**self._files.describe(), **super().describe(), "frames": self.frames, "chat": self._texts[0]}
+        return {**self._files.describe(), **super().describe(), "chat": self._texts[0]}

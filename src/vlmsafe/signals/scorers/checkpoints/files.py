@@ -73,7 +73,7 @@ def _with_base(folder: Path, model: str, use: Callable[[Files], T], weights: boo
     """The files of an adapter and of the model that it is for."""
     base, revision = base_of(_json(folder, ADAPTER, "adapter"), str(folder))
     if base is None:
-        raise InputError(f"the adapter '{model}' does not name its model: base_model_name_or_path in {ADAPTER} is empty")
+        raise InputError(f"the adapter '{model}' names no model: base_model_name_or_path in {ADAPTER} is empty")
 
     def read(own: Path, also: bool) -> T:
         files = Files(model, str(own), _config(own), _commit(folder), folder, base, _commit(own), complete and also)
@@ -85,7 +85,7 @@ def _with_base(folder: Path, model: str, use: Callable[[Files], T], weights: boo
 def _config(folder: Path) -> dict[str, Any]:
     if (folder / "open_clip_config.json").is_file() and not (folder / "config.json").is_file():
         raise InputError(
-            f"{folder} holds a model of open_clip only; expected one that was exported for transformers, with config.json"
+            f"{folder} holds a model of open_clip alone; expected one exported for transformers, with a config.json"
         )
     return _json(folder, "config.json", "configuration")
 
@@ -125,7 +125,7 @@ def check_family(files: Files) -> Family:
         return family
     towers = ("get_image_features", "get_text_features")
     if not all(hasattr(dual_class(files), tower) for tower in towers):
-        raise InputError(f"the model '{files.name}' ({files.architecture}) does not embed images and texts; {_EXPECTED}")
+        raise InputError(f"the model '{files.name}' ({files.architecture}) embeds no images and texts; {_EXPECTED}")
     return family
 
 
@@ -152,9 +152,7 @@ def read_weights(files: Files, kind: Any, dtype: torch.dtype) -> Any:
     """The model in the folder, loaded by a class of transformers, with its adapter."""
     check_weights(files)
     with in_one_line("weights"):
-        model, report = kind.from_pretrained(
-            files.folder, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
+        model, report = kind.from_pretrained(files.folder, dtype=dtype, local_files_only=True, output_loading_info=True)
         refuse_missing(report)
     if files.adapter is not None:
         with in_one_line("adapter"):

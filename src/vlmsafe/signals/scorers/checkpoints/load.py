@@ -71,5 +71,5 @@ def fetch(model: str) -> None:
 def _check_frames(files: Files, frames: int) -> None:
     if frames != 1:
         raise InputError(
-            f"the model '{files.name}' embeds one image at a time, so it cannot look at {frames} frames; use a chat model"
+            f"the model '{files.name}' embeds one image at a time and cannot look at {frames} frames; use a chat model"
         )

@@ -60,7 +60,7 @@ def _pairs(tensors: dict[str, Tensor], folder: Path) -> dict[str, tuple[Tensor, 
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
         if match is None or tensor.ndim != 2:
-            raise InputError(f"the adapter in {folder} has other weights than low-rank matrices, such as {key}: {_MERGE}")
+            raise InputError(f"the adapter in {folder} has weights that are not low-rank, such as {key}: {_MERGE}")
         found.setdefault(match[1], {})[match[2]] = tensor
     if incomplete := [name for name, pair in found.items() if len(pair) != 2]:
         raise InputError(f"the adapter in {folder} lacks one of the two matrices of {incomplete[0]}")

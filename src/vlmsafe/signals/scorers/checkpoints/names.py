@@ -20,6 +20,7 @@ _TRAITS: dict[Family, dict[str, Any]] = {
     "dual": {
         "compares": "prompts",
         "rules": COSINE_RULES,
+        "frames": 1,
         "gate": "prior-symmetric",
         "precision": "float32",
         "batch": 64,
@@ -28,6 +29,7 @@ _TRAITS: dict[Family, dict[str, Any]] = {
     "chat": {
         "compares": "descriptions",
         "rules": YES_NO_RULES,
+        "frames": "any",
         "gate": "probability",
         "precision": "bfloat16",  # most have billions of weights
         "batch": 16,
