@@ -19,18 +19,16 @@ A model and its libraries are imported when a scorer is loaded, not before.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmsafe.errors import InputError, VlmsafeError, unknown_name
-from vlmsafe.io.source import SourceHash, hash_source, loaded_files, stale_files, unseen_files
+from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.io.source import SourceHash, hash_source
 from vlmsafe.signals.scorers.api import (
     ALL_RULES,
     COSINE_RULES,
@@ -260,71 +258,15 @@ def _fetch_transformers(argument: str) -> None:
 
 
 def _look_up_python(loading: Loading) -> type[Scorer] | None:
-    maker = _maker(loading.argument)
-    return maker if isinstance(maker, type) and issubclass(maker, Scorer) else None
+    from vlmsafe.signals.scorers.user_code import look_up
 
-
-def _maker(argument: str) -> Callable[[PromptSet], Any]:
-    """The user's callable that makes a scorer."""
-    module, _, name = argument.partition(":")
-    try:
-        found = importlib.import_module(module)
-    except (ImportError, ValueError) as error:
-        raise InputError(
-            f"cannot import the scorer 'python:{argument}': {error}; put the folder of its module on PYTHONPATH, or "
-            "install it"
-        ) from None
-    except Exception as error:  # the user's module may raise anything
-        raise InputError(f"cannot import the scorer 'python:{argument}': {type(error).__name__}: {error}") from error
-    if (maker := getattr(found, name, None)) is None:
-        own = [one for one, value in vars(found).items() if isinstance(value, type) and issubclass(value, Scorer)]
-        unknown = unknown_name(f"scorer of {module}", name, own)
-        raise InputError(f"cannot import the scorer 'python:{argument}': {unknown}")
-    if not callable(maker):
-        raise InputError(f"'python:{argument}' is a {type(maker).__name__}; expected a class or a function")
-    return maker
+    return look_up(loading.argument)
 
 
 def _python(loading: Loading) -> Scorer:
-    text, before = f"python:{loading.argument}", frozenset(sys.modules)
-    maker = _maker(loading.argument)
-    try:
-        scorer = maker(loading.prompts)
-    except VlmsafeError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise InputError(f"'{text}' raised {type(error).__name__}: {error}") from error
-    if not isinstance(scorer, Scorer):
-        raise InputError(f"'{text}' gave a {type(scorer).__name__}; expected a vlmsafe.Scorer")
-    scorer.source = _loaded_source(loading.argument.partition(":")[0], scorer, before)
-    return scorer
+    from vlmsafe.signals.scorers.user_code import make
 
-
-_LOADED: dict[str, tuple[Any, SourceHash]] = {}
-"""The user's modules that this process loaded scorers from: the import, which a reload replaces, and the source."""
-
-
-def _loaded_source(module: str, scorer: Scorer, before: frozenset[str]) -> SourceHash:
-    """The source that a scorer was loaded from. Python imports a module once, so a later change is not loaded.
-
-    `before` are the names of the modules that were loaded before. For one of them the present file may not be what was
-    imported.
-    """
-    now, imported = hash_source([module], revision=True), sys.modules[module].__spec__
-    if module not in _LOADED or _LOADED[module][0] is not imported:
-        if module in before and (stale := stale_files(now)):
-            now = replace(now, unknown=f"{', '.join(stale)} may have been changed after this process imported it")
-        _LOADED[module] = imported, now
-    then = _LOADED[module][1]
-    if changes := then.changes(now):
-        raise InputError(
-            f"the source of 'python:{module}' was changed after this process had loaded it ({changes}); start Python, "
-            "or the scoring service, again"
-        )
-    unseen = unseen_files(loaded_files(before.difference(kind.__module__ for kind in type(scorer).__mro__)), now)
-    if unseen and not then.unknown:
-        return replace(now, unknown=f"it is made of {', '.join(unseen)}, which '{module}' does not import")
-    return replace(now, unknown=then.unknown)
+    return make(loading.argument, loading.prompts)
 
 
 def scorer_source(scorer: str) -> SourceHash | None:

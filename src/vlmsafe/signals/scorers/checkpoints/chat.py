@@ -10,7 +10,6 @@ have one length and nothing is padded. Qwen2-VL has a fast path, `vlmsafe.signal
 from __future__ import annotations
 
 import inspect
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,7 +114,8 @@ class ChatScorer(YesNoScorer):
         self._texts = [self._reader.write(question, self.frames) for question in self._questions]
         self._splits: dict[tuple[int, ...], tuple[list[int], list[list[int]]]] = {}
         # A template may put images after the question; then there is nothing to share.
-        images_first = self._reader.places(os.path.commonprefix(self._texts)) == self.frames
+        before = [text.partition(question) for text, question in zip(self._texts, self._questions, strict=True)]
+        images_first = all(found and self._reader.places(text) == self.frames for text, found, _ in before)
         self._shares = images_first and self._files.kind in SHARE
 
     def _probabilities(self, frames: Inputs) -> Tensor:
