@@ -6,6 +6,7 @@ The tests load tiny ones, and `benchmarks/families.py` larger ones. Nothing here
 from __future__ import annotations
 
 import json
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ from typing import Any
 
 import torch
 import transformers
+from small_models import save_small_clip, save_small_siglip, save_small_siglip2
 from small_qwen import WORDS, save_tokenizer
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers.models import WordLevel
 
 _models: Any = transformers  # half typed; what comes from it is Any
 
@@ -275,3 +279,74 @@ def save_chat_model(folder: Path, family: str, size: Size = TINY, words: tuple[s
     """Save a chat model of a family; gives the model. `words` are one token each."""
     folder.mkdir(parents=True, exist_ok=True)
     return _CHAT[family](folder, size, words)
+
+
+def _letters(folder: Path) -> int:
+    """A tokenizer that spells; gives the number of its tokens."""
+    letters = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *string.ascii_letters, *string.digits, *string.punctuation]
+    backend = Tokenizer(WordLevel({name: token for token, name in enumerate(letters)}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    _models.PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    ).save_pretrained(folder)
+    return len(letters)
+
+
+def _save_dual(folder: Path, kind: Any, config: Any) -> Any:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind(config).eval()
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "logit" not in name:
+                torch.nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+def _align(folder: Path) -> Any:
+    vocabulary = _letters(folder)
+    _models.EfficientNetImageProcessorPil(
+        size={"height": 32, "width": 32}, do_center_crop=False, include_top=False
+    ).save_pretrained(folder)
+    one = {"kernel_sizes": [3], "in_channels": [32], "out_channels": [16], "strides": [2], "num_block_repeats": [1]}
+    vision = {**one, "image_size": 32, "expand_ratios": [1], "width_coefficient": 1.0, "depth_coefficient": 1.0}
+    config = _models.AlignConfig(
+        text_config=_text(TINY, vocabulary, max_position_embeddings=64, hidden_dropout_prob=0.0, pad_token_id=0),
+        vision_config={**vision, "hidden_dim": 16, "batch_norm_eps": 1e-3},
+        projection_dim=16,
+    )
+    return _save_dual(folder, _models.AlignModel, config)
+
+
+def _blip(folder: Path) -> Any:
+    vocabulary = _letters(folder)
+    _models.BlipImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
+    text = _text(TINY, vocabulary, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, sep_token_id=2)
+    config = _models.BlipConfig(
+        text_config={**text, "encoder_hidden_size": TINY.width},
+        vision_config=_vision(TINY, image_size=32, patch_size=8),
+        projection_dim=16,
+        image_text_hidden_size=16,
+    )
+    return _save_dual(folder, _models.BlipForImageTextRetrieval, config)
+
+
+_DUAL: dict[str, Callable[[Path], Any]] = {
+    "clip": save_small_clip,
+    "siglip": save_small_siglip,
+    "siglip2": save_small_siglip2,
+    "align": _align,
+    "blip": _blip,
+}
+DUAL_FAMILIES = tuple(_DUAL)
+"""SigLIP 2 of fixed resolution is a SigLIP with another tokenizer, so `siglip` stands for it; `siglip2` is the one of
+native resolution."""
+
+
+def save_dual_encoder(folder: Path, family: str) -> Any:
+    """Save a tiny dual encoder of a family; gives the model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return _DUAL[family](folder)
