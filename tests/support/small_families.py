@@ -72,7 +72,7 @@ def _text(size: Size, vocabulary: int, **more: Any) -> dict[str, Any]:
         "pad_token_id": None,
         "bos_token_id": None,
         "eos_token_id": None,
-        "initializer_range": 0.3 if size == TINY else 0.02,
+        "initializer_range": 1.7 * size.width**-0.5,  # frames and questions must matter
         **more,
     }
 
@@ -83,7 +83,7 @@ def _vision(size: Size, **more: Any) -> dict[str, Any]:
         "intermediate_size": 2 * size.width,
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
-        "initializer_range": 0.1 if size == TINY else 0.02,
+        "initializer_range": 0.57 * size.width**-0.5,
         **more,
     }
 
@@ -118,7 +118,7 @@ def _qwen(folder: Path, kind: str, size: Size, words: tuple[str, ...]) -> Any:
     half = size.width // size.heads // 2
     section = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]
     vision: dict[str, Any] = {"depth": size.layers, "num_heads": size.heads}
-    vision["initializer_range"] = 0.1 if size == TINY else 0.02
+    vision["initializer_range"] = 0.57 * size.width**-0.5
     more: dict[str, Any] = {}
     if kind == "qwen2_vl":
         vision |= {"embed_dim": size.width, "hidden_size": size.width, "mlp_ratio": 2}
@@ -251,7 +251,7 @@ def _gemma3(folder: Path, size: Size, words: tuple[str, ...]) -> Any:
             "boi_token_index": tokenizer.convert_tokens_to_ids("<start_of_image>"),
             "eoi_token_index": tokenizer.convert_tokens_to_ids("<end_of_image>"),
             "image_token_index": tokenizer.convert_tokens_to_ids("<image_soft_token>"),
-            "initializer_range": 0.3 if size == TINY else 0.02,
+            "initializer_range": 1.7 * size.width**-0.5,
         },
         {"processor_class": "Gemma3Processor", "image_seq_length": per_image},
     )
@@ -306,7 +306,8 @@ def _save_dual(folder: Path, kind: Any, config: Any) -> Any:
     return model
 
 
-def _align(folder: Path) -> Any:
+def _align(folder: Path, size: Size) -> Any:
+    """It always reads small images: the width of its last pooling depends on their size."""
     vocabulary = _letters(folder)
     _models.EfficientNetImageProcessorPil(
         size={"height": 32, "width": 32}, do_center_crop=False, include_top=False
@@ -314,39 +315,45 @@ def _align(folder: Path) -> Any:
     one = {"kernel_sizes": [3], "in_channels": [32], "out_channels": [16], "strides": [2], "num_block_repeats": [1]}
     vision = {**one, "image_size": 32, "expand_ratios": [1], "width_coefficient": 1.0, "depth_coefficient": 1.0}
     config = _models.AlignConfig(
-        text_config=_text(TINY, vocabulary, max_position_embeddings=64, hidden_dropout_prob=0.0, pad_token_id=0),
+        text_config=_text(size, vocabulary, max_position_embeddings=64, hidden_dropout_prob=0.0, pad_token_id=0),
         vision_config={**vision, "hidden_dim": 16, "batch_norm_eps": 1e-3},
         projection_dim=16,
     )
     return _save_dual(folder, _models.AlignModel, config)
 
 
-def _blip(folder: Path) -> Any:
+def _blip(folder: Path, size: Size) -> Any:
     vocabulary = _letters(folder)
-    _models.BlipImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(folder)
-    text = _text(TINY, vocabulary, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, sep_token_id=2)
+    _models.BlipImageProcessorPil(size={"height": size.image, "width": size.image}).save_pretrained(folder)
+    text = _text(size, vocabulary, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, sep_token_id=2)
     config = _models.BlipConfig(
-        text_config={**text, "encoder_hidden_size": TINY.width},
-        vision_config=_vision(TINY, image_size=32, patch_size=8),
+        text_config={**text, "encoder_hidden_size": size.width},
+        vision_config=_vision(size, image_size=size.image, patch_size=8 if size == TINY else 16),
         projection_dim=16,
         image_text_hidden_size=16,
     )
     return _save_dual(folder, _models.BlipForImageTextRetrieval, config)
 
 
-_DUAL: dict[str, Callable[[Path], Any]] = {
-    "clip": save_small_clip,
-    "siglip": save_small_siglip,
-    "siglip2": save_small_siglip2,
-    "align": _align,
-    "blip": _blip,
-}
-DUAL_FAMILIES = tuple(_DUAL)
+DUAL_FAMILIES = ("clip", "siglip", "siglip2", "align", "blip")
 """SigLIP 2 of fixed resolution is a SigLIP with another tokenizer, so `siglip` stands for it; `siglip2` is the one of
 native resolution."""
 
 
-def save_dual_encoder(folder: Path, family: str) -> Any:
-    """Save a tiny dual encoder of a family; gives the model."""
+def save_dual_encoder(folder: Path, family: str, size: Size = TINY) -> Any:
+    """Save a dual encoder of a family; gives the model."""
     folder.mkdir(parents=True, exist_ok=True)
-    return _DUAL[family](folder)
+    patch = 8 if size == TINY else 16
+    tower = {
+        "hidden_size": size.width,
+        "intermediate_size": 2 * size.width,
+        "num_hidden_layers": size.layers,
+        "num_attention_heads": size.heads,
+    }
+    if family == "clip":
+        return save_small_clip(folder, image_size=size.image, patch_size=patch, tower=tower)
+    if family == "siglip":
+        return save_small_siglip(folder, image_size=size.image, patch_size=patch, tower=tower)
+    if family == "siglip2":
+        return save_small_siglip2(folder, patches=(size.image // patch) ** 2, patch_size=patch, tower=tower)
+    return {"align": _align, "blip": _blip}[family](folder, size)

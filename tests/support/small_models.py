@@ -38,9 +38,14 @@ MAX_TOKENS = 48
 _LETTERS = ["<pad>", "<eos>", "<unk>", " ", *string.ascii_letters, *string.digits, *string.punctuation]
 
 Model = TypeVar("Model", bound=PreTrainedModel)
+Tower = dict[str, int]
+"""The sizes of both towers, as in a configuration."""
+SMALL_TOWER: Tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def save_small_clip(folder: Path, *, image_size: int = 32, patch_size: int = 8, seed: int = 0) -> CLIPModel:
+def save_small_clip(
+    folder: Path, *, image_size: int = 32, patch_size: int = 8, seed: int = 0, tower: Tower | None = None
+) -> CLIPModel:
     """Save model, tokenizer and image processor; gives the model."""
     letters = sorted(ByteLevel.alphabet())
     names = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
@@ -51,42 +56,48 @@ def save_small_clip(folder: Path, *, image_size: int = 32, patch_size: int = 8, 
     ).save_pretrained(folder)
     config = CLIPConfig(
         text_config={
-            **_tower(),
+            **(tower or SMALL_TOWER),
             "vocab_size": len(tokenizer),
             "max_position_embeddings": MAX_TOKENS,
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
         },
-        vision_config={**_tower(), "image_size": image_size, "patch_size": patch_size},
+        vision_config={**(tower or SMALL_TOWER), "image_size": image_size, "patch_size": patch_size},
         projection_dim=16,
     )
     return _save(CLIPModel, config, folder, seed)
 
 
-def save_small_siglip(folder: Path, *, image_size: int = 32, patch_size: int = 8, seed: int = 0) -> SiglipModel:
+def save_small_siglip(
+    folder: Path, *, image_size: int = 32, patch_size: int = 8, seed: int = 0, tower: Tower | None = None
+) -> SiglipModel:
     """Save model, tokenizer and image processor; gives the model."""
     _save_letters(folder)
     SiglipImageProcessorPil(size={"height": image_size, "width": image_size}).save_pretrained(folder)
     config = SiglipConfig(
-        text_config=_siglip_text(), vision_config={**_tower(), "image_size": image_size, "patch_size": patch_size}
+        text_config=_siglip_text(tower),
+        vision_config={**(tower or SMALL_TOWER), "image_size": image_size, "patch_size": patch_size},
     )
     return _save(SiglipModel, config, folder, seed)
 
 
-def save_small_siglip2(folder: Path, *, patches: int = 16, patch_size: int = 8, seed: int = 0) -> Siglip2Model:
+def save_small_siglip2(
+    folder: Path, *, patches: int = 16, patch_size: int = 8, seed: int = 0, tower: Tower | None = None
+) -> Siglip2Model:
     """One of native resolution: an image is scaled to at most so many patches and keeps its proportions."""
     _save_letters(folder)
     Siglip2ImageProcessorPil(patch_size=patch_size, max_num_patches=patches).save_pretrained(folder)
     config = Siglip2Config(
-        text_config=_siglip_text(), vision_config={**_tower(), "num_patches": patches, "patch_size": patch_size}
+        text_config=_siglip_text(tower),
+        vision_config={**(tower or SMALL_TOWER), "num_patches": patches, "patch_size": patch_size},
     )
     return _save(Siglip2Model, config, folder, seed)
 
 
-def _siglip_text() -> dict[str, int | None]:
+def _siglip_text(tower: Tower | None) -> dict[str, int | None]:
     return {
-        **_tower(),
+        **(tower or SMALL_TOWER),
         "vocab_size": len(_LETTERS),
         "max_position_embeddings": MAX_TOKENS,
         "bos_token_id": None,
@@ -105,10 +116,6 @@ def _save_letters(folder: Path) -> None:
         tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
     tokenizer.save_pretrained(folder)
-
-
-def _tower() -> dict[str, int]:
-    return {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def _save(kind: type[Model], config: PreTrainedConfig, folder: Path, seed: int) -> Model:
