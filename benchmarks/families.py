@@ -18,6 +18,7 @@ This script needs torch, transformers, numpy, PyYAML and safetensors; the packag
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import statistics
 import sys
@@ -32,11 +33,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "support")]
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
 
 from scoring import describe_machine, show
-from small_families import CHAT_FAMILIES, DUAL_FAMILIES, Size, save_chat_model, save_dual_encoder
+
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Precision, Scorer
 from vlmsafe.signals.scorers.checkpoints.chat import Reader
@@ -44,6 +45,7 @@ from vlmsafe.signals.scorers.checkpoints.files import Files
 from vlmsafe.signals.scorers.registry import make_scorer
 
 _models: Any = transformers  # half typed; what comes from it is Any
+families: Any = importlib.import_module("small_families")  # of the tests, which make the same models, only smaller
 Frames = NDArray[np.uint8]
 Score = Callable[[Frames], NDArray[np.float32]]
 
@@ -56,19 +58,26 @@ PROMPTS = PromptSet(
     "driving danger or imminent collision",
 )
 FRAME = 256
-SIZES = {"cuda": Size(width=512, layers=12, heads=8, image=224), "cpu": Size(width=256, layers=4, heads=4, image=112)}
+SIZES = {
+    "cuda": families.Size(width=512, layers=12, heads=8, image=224),
+    "cpu": families.Size(width=256, layers=4, heads=4, image=112),
+}
 
 
 def save(folder: Path, family: str, device: str) -> None:
-    if family in DUAL_FAMILIES:
-        save_dual_encoder(folder, family, SIZES[device])
+    if family in families.DUAL_FAMILIES:
+        families.save_dual_encoder(folder, family, SIZES[device])
     else:
-        save_chat_model(folder, family, SIZES[device])
+        families.save_chat_model(folder, family, SIZES[device])
 
 
 def by_hand(folder: Path, family: str, device: str) -> Score:
     """One frame and one question at a time through transformers' own model, in float32."""
-    return _dual_by_hand(folder, family, device) if family in DUAL_FAMILIES else _chat_by_hand(folder, family, device)
+    return (
+        _dual_by_hand(folder, family, device)
+        if family in families.DUAL_FAMILIES
+        else _chat_by_hand(folder, family, device)
+    )
 
 
 def _dual_by_hand(folder: Path, family: str, device: str) -> Score:
@@ -180,7 +189,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of the timed scorers")
     parser.add_argument("--rounds", type=int, default=3, help="how often each side takes its turn")
-    parser.add_argument("--families", nargs="+", default=[*DUAL_FAMILIES, *CHAT_FAMILIES])
+    parser.add_argument("--families", nargs="+", default=[*families.DUAL_FAMILIES, *families.CHAT_FAMILIES])
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     results: dict[str, Any] = {"machine": describe_machine(options.device), "families": {}}
