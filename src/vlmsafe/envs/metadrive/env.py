@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import gymnasium
 import numpy as np
 from metadrive.engine.engine_utils import engine_initialized
 from numpy.typing import NDArray
@@ -92,6 +93,7 @@ class MetaDrive(Env):
             "log_level": logging.CRITICAL,
         }
         self._soft = bool(settings.pop("soft_brake", False))
+        self._route = bool(settings.pop("route", False))
         if settings.pop("mended", False):
             fixed["block_dist_config"] = mended_blocks()
         if taken := sorted(fixed.keys() & settings.keys()):
@@ -105,6 +107,9 @@ class MetaDrive(Env):
         self._reuse = Reuse(scenarios.size) if self._fast else None
         self._start()
         self.observation_space = self._simulator.observation_space
+        if self._route:
+            size = self.observation_space.shape[0] + 2
+            self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (size,), np.float32)
         self.action_space = self._simulator.action_space
 
     def _start(self) -> None:
@@ -134,7 +139,7 @@ class MetaDrive(Env):
         if self._fast:
             self._simulator.reuse = self._reuse if self.isolate else None
         observation, _ = self._simulator.reset(seed=scenario)
-        return observation, info
+        return self._observed(observation), info
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         # Python floats, because the simulator computes with what it gets: float32 actions would be rounded otherwise.
@@ -145,7 +150,15 @@ class MetaDrive(Env):
         events = {event: bool(info[event]) for event in self._costly}
         plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"]), **events}
         self._events = {**events, "cost": plain["cost"] > 0.0}
-        return observation, float(reward), bool(terminated), bool(truncated), plain
+        return self._observed(observation), float(reward), bool(terminated), bool(truncated), plain
+
+    def _observed(self, observation: Observation) -> Observation:
+        """The simulator's observation; with `route` also the shares of the route and of the time that are left."""
+        if not self._route:
+            return observation
+        route = min(max(1.0 - float(self._simulator.agent.navigation.route_completion), 0.0), 1.0)
+        time = max(1.0 - self._simulator.episode_step / self._config["horizon"], 0.0)
+        return np.append(observation, np.array([route, time], np.float32))
 
     def progress(self) -> Mapping[str, float]:
         """The share of the route covered, the speed in m/s and the position in metres."""
