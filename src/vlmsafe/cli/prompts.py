@@ -200,8 +200,8 @@ def _aucs(trial: Trial) -> Table:
 
 def _margins(trial: Trial) -> Table:
     table = _table(
-        "Margins u+ - u-, the prior-symmetric gate on them, and how c_vlm varies",
-        ("", "25 %", "median", "75 %", "> 0", "in\ncontact", "without", "median\nkappa", "kappa\n> 0.9",
+        "Margins u+ - u-, the gate that a run with the scorer would have, and how c_vlm varies",
+        ("", "25 %", "median", "75 %", "> 0", "in\ncontact", "without", "gate", "median\nkappa", "kappa\n> 0.9",
          "mean\nc_vlm", "its std", "within\nepisodes"),
         names=1,
     )  # fmt: skip
@@ -211,6 +211,7 @@ def _margins(trial: Trial) -> Table:
             *(_number(row[f"margin_{name}"], 4) for name in ("q25", "median", "q75")),
             _percent(row["positive_margins"]),
             *(_number(row[name], 4) for name in ("contact_margin", "free_margin")),
+            row["gate"],
             _number(row["kappa_median"], 2),
             _percent(row["kappa_open"]),
             *(_number(row[name], 4) for name in ("c_vlm_mean", "c_vlm_std", "c_vlm_within")),
@@ -272,5 +273,5 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"

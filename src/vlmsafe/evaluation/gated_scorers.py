@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
-from vlmsafe.signals.calibration import Calibration
+from vlmsafe.signals.calibration import Calibration, run_gate
 from vlmsafe.signals.frame_stack import joint_stack, part_of_stack, stack_of
-from vlmsafe.signals.gate import GATES, AnyGate, Gate, ProbabilityGate, uncalibrated
+from vlmsafe.signals.gate import AnyGate, Gate, UserGate, gate_levels, gate_name, uncalibrated
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer, score_named
 from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, make_scorer, parse_scorer, stack_for
@@ -44,29 +44,22 @@ class GatedScorer:
                 {"column": f"{prefix}similarity_{i}", "group": group, "prompt": text}
                 for i, (group, text) in enumerate(self._columns())
             ],
-            "gate": {"kind": _kind(self.gate), **gate_levels(self.gate)},
+            "gate": {"kind": gate_name(self.gate), **gate_levels(self.gate), **self._gate_source()},
             **({"frames": frames, "frame_distance": self.scorer.frame_distance} if frames > 1 else {}),
             **({} if self.prompts is None else {"prompts": self.prompts.to_dict()}),
             **({"model": model} if (model := self.scorer.describe()) else {}),
             **({"source": source.to_dict()} if (source := self.scorer.source) is not None else {}),
         }
 
+    def _gate_source(self) -> dict[str, Any]:
+        source = self.gate.source if isinstance(self.gate, UserGate) else None
+        return {} if source is None else {"source": source.digest}
+
     def _columns(self) -> list[tuple[str, str | None]]:
         positive, negative = self.scorer.groups
         groups = ["positive"] * positive + ["negative"] * negative
         texts = self.prompts.texts if self.prompts is not None else ()
         return list(zip(groups, texts if len(texts) == len(groups) else [None] * len(groups), strict=True))
-
-
-def gate_levels(gate: AnyGate) -> dict[str, float | None]:
-    """Scale s and centre c of a gate; None if it has none."""
-    return {"scale": gate.scale, "centre": gate.centre} if isinstance(gate, Gate) else {"scale": None, "centre": None}
-
-
-def _kind(gate: AnyGate) -> str:
-    if isinstance(gate, Gate):
-        return "prior-symmetric" if gate == Gate() else "calibrated"
-    return "probability" if isinstance(gate, ProbabilityGate) else "off"
 
 
 def default_scorers(config: TrainConfig, prompts: str | None) -> list[str]:
@@ -147,10 +140,10 @@ def _prompts(plan: Plan, name: ScorerName, prompts: str | None) -> PromptSet | N
 
 def _own_gate(plan: Plan, otherwise: AnyGate) -> AnyGate:
     """The run's gate from the checkpoint, or another one if the run has no gate."""
-    kind = plan.run.config.signal.gate
-    if kind == "calibrated":
-        return Calibration.from_dict(plan.checkpoint.values["calibration"]).gate
-    return otherwise if kind == "off" else GATES[kind]
+    name, recorded = plan.run.config.signal.gate, plan.checkpoint.values["calibration"]
+    if name == "off":
+        return otherwise
+    return run_gate(name, None if recorded is None else Calibration.from_dict(recorded))
 
 
 def _label(name: ScorerName, taken: Mapping[str, GatedScorer]) -> str:

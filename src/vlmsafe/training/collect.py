@@ -39,6 +39,8 @@ class Share:
     """[N], the steps after which a scorer scores the state."""
     inputs: Inputs
     """What it scores, one entry per such step; empty where it scores frames, which go through shared memory."""
+    hazards: NDArray[np.float64] | None = None
+    """The simulator's hazard after each such step; None where it was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class CollectTask:
     """Figures of the environment's progress that are recorded at the end of each episode."""
     episode_limit: int | None = None
     """Steps after which an episode is abandoned and another begun."""
+    hazards: bool = False
+    """Whether the simulator's hazard is recorded after scored steps."""
 
     def run(self, env: Env, tick: Callable[[int], None], sender: Sender | None = None) -> Share:
         return collect(env, self, tick, sender)
@@ -250,7 +254,7 @@ def collect(
     observations = np.empty((n + 1, sizes.observation), np.float32)  # the last row is that of the share's end
     actions, rewards, costs = np.empty((n, sizes.action), np.float32), np.empty(n), np.empty(n)
     scored = np.zeros(n, np.bool_)
-    path_ends, last, terminals, episodes = [], [], [], []
+    path_ends, last, terminals, episodes, hazards = [], [], [], [], []
     episode, raw = _next_episode(env, task, rng)
     see(raw, observations[0])
     for t in range(n):
@@ -265,6 +269,8 @@ def collect(
         episode.cost += cost
         episode.length += 1
         scored[t] = watcher.after(episode.length, raw)
+        if task.hazards and scored[t]:
+            hazards.append(env.hazard())
         finished = terminated or truncated
         if finished or t == n - 1 or episode.length == task.episode_limit:
             path_ends.append(t + 1)
@@ -284,7 +290,7 @@ def collect(
         np.array(path_ends, np.int64), np.array(last, np.float32), np.array(terminals, np.bool_),
     )  # fmt: skip
     seen = running.seen() if running is not None else Normaliser.empty(sizes.observation)
-    return Share(rollout, seen, episodes, scored, watcher.finish())
+    return Share(rollout, seen, episodes, scored, watcher.finish(), np.array(hazards) if task.hazards else None)
 
 
 def _copy(raw: Array, out: Array) -> None:

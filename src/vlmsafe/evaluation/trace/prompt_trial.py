@@ -119,7 +119,7 @@ def compare(
 def _shared(traces: Sequence[RecordedTrace]) -> TraceScorer | None:
     """The scorer with which all traces were recorded, with the same prompts; None if none of them reads prompts.
 
-    Its gate may differ between traces, because kappa is not compared.
+    Its gate may differ between traces. The bench then shows kappa as recorded, of several gates.
     """
 
     def known(trace: RecordedTrace) -> dict[Any, TraceScorer]:
@@ -160,14 +160,24 @@ def _sets(wanted: Sequence[str], own: TraceScorer | None) -> dict[str, PromptSet
 def _candidate(title: str, one: Rescored) -> Candidate:
     scores = apply_rule("decoupled", one.similarities, one.groups, one.bounds)
     return Candidate(
-        title, scores.positive, scores.negative, scores.margin, one.labels, one.similarities.astype(np.float64)
+        title,
+        scores.positive,
+        scores.negative,
+        scores.margin,
+        one.labels,
+        one.similarities.astype(np.float64),
+        one.gate,
     )
 
 
 def _recorded(traces: Sequence[RecordedTrace], own: TraceScorer) -> Candidate:
     """The scores in the table. The scorer gave them on the frames as they were rendered."""
-    positive, negative, margin = (_column(traces, own.prefix + name) for name in ("positive", "negative", "margin"))
-    return Candidate(RECORDED, positive, negative, margin)
+    positive, negative, margin, kappa = (
+        _column(traces, own.prefix + name) for name in ("positive", "negative", "margin", "kappa")
+    )
+    gates = {str(one.gate.get("kind", "")) for trace in traces for one in trace.scorers if one.prefix == own.prefix}
+    gate = gates.pop() if len(gates) == 1 else "several"
+    return Candidate(RECORDED, positive, negative, margin, gate=gate, recorded_kappa=kappa)
 
 
 def _column(traces: Sequence[RecordedTrace], name: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -24,7 +24,7 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.envs.vector.frames import Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gate_levels, gated_scorers
+from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gated_scorers
 from vlmsafe.evaluation.plan import Plan, require_counts, warn
 from vlmsafe.evaluation.resume import EpisodeCount
 from vlmsafe.evaluation.trace.task import SCHEMA, Recording, TraceTask
@@ -36,7 +36,7 @@ from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import SOURCE
 from vlmsafe.runs.traces import write_trace
 from vlmsafe.signals.frame_stack import stack_shape
-from vlmsafe.signals.gate import uncalibrated
+from vlmsafe.signals.gate import gate_levels, uncalibrated
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers.api import Scorer, Similarities
 from vlmsafe.training.collect import DescribeTask, Dimensions

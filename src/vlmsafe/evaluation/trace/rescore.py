@@ -15,7 +15,7 @@ import polars as pl
 from vlmsafe.errors import InputError
 from vlmsafe.signals.frame_stack import Frame, StepsBack, stack_of
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.api import Scorer, Similarities, check_scorer, score_named
+from vlmsafe.signals.scorers.api import GateKind, Scorer, Similarities, check_scorer, score_named
 from vlmsafe.signals.scorers.registry import ScorerName, make_scorer
 
 
@@ -87,6 +87,8 @@ class Rescored:
     bounds: tuple[float, float]
     labels: tuple[tuple[str, str], ...]
     """The group and the text of each column."""
+    gate: GateKind = "prior-symmetric"
+    """The gate that suits the scorer."""
 
 
 def takes_sets_together(name: ScorerName) -> bool:
@@ -126,7 +128,11 @@ def rescore_sets(
         found = _all(pictures, scorer, name, batch, on_frames)
         return {
             label: Rescored(
-                found[:, [places[_key(text)][1] for text in one.texts]], one.sizes, scorer.bounds, _labels(one)
+                found[:, [places[_key(text)][1] for text in one.texts]],
+                one.sizes,
+                scorer.bounds,
+                _labels(one),
+                scorer.gate,
             )
             for label, one in sets.items()
         }
@@ -136,7 +142,7 @@ def rescore_sets(
         for note in scorer.notes(env):
             on_note(note)
         found = _all(pictures, scorer, name, batch, on_frames)
-        results[label] = Rescored(found, scorer.groups, scorer.bounds, _asked(name, scorer, one))
+        results[label] = Rescored(found, scorer.groups, scorer.bounds, _asked(name, scorer, one), scorer.gate)
     return results
 
 
