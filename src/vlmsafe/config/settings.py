@@ -103,7 +103,7 @@ class SignalConfig:
     gate: Annotated[str, _GATES] = "off"
     """Confidence gate kappa on the reward bonus: off, auto, prior-symmetric, calibrated, probability, signed,
     signed-calibrated, platt or python:<module>:<name>; 'auto' is the scorer's own: calibrated for embedded,
-    probability for qwen2-vl, else prior-symmetric."""
+    probability for chat models, else prior-symmetric."""
     every: PositiveInt | None = None
     """Steps between two scored frames, k_clip; by default the paper's: 4 on MetaDrive and Bullet, else 1."""
     clg_weights: Literal["half", "full"] = "half"
@@ -119,13 +119,13 @@ class SignalConfig:
     device: Annotated[str, _DEVICES, tyro.conf.arg(aliases=("--scorer-device",))] = "auto"
     """Where the model runs: cpu, cuda, cuda:1, ...; 'auto' takes a GPU where there is one."""
     precision: Precision | None = None
-    """Number format of the model; by default the scorer's own: bfloat16 for qwen2-vl, else float32."""
+    """Number format of the model; by default the scorer's own: bfloat16 for chat models, else float32."""
     compile: bool = False
     """Whether the model is compiled first: slow to start, faster on a GPU."""
     batch: PositiveInt | None = None
-    """Frames scored at a time; by default the scorer's own number: 16 for qwen2-vl, else 64."""
+    """Frames scored at a time; by default the scorer's own number: 16 for chat models, else 64."""
     frames: Annotated[int | None, Bounds(1, MOST_FRAMES), tyro.conf.arg(aliases=("--scorer-frames",))] = None
-    """Frames that the scorer gets at a time, for one that takes any number (qwen2-vl); by default its own number."""
+    """Frames that the scorer gets at a time, for one that takes any number (chat models); by default its own number."""
     frame_distance: Annotated[PositiveInt | None, tyro.conf.arg(aliases=("--frame-distance",))] = None
     """Steps between two of these frames; by default the scorer's own, 4."""
     service: str = ""
