@@ -40,7 +40,7 @@ from scoring import describe_machine, show
 
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Precision, Scorer
-from vlmsafe.signals.scorers.checkpoints.chat import Reader
+from vlmsafe.signals.scorers.checkpoints.chat import ChatReader
 from vlmsafe.signals.scorers.checkpoints.files import Files
 from vlmsafe.signals.scorers.registry import make_scorer
 
@@ -111,7 +111,7 @@ def _dual_by_hand(folder: Path, family: str, device: str) -> Score:
 
 def _chat_by_hand(folder: Path, family: str, device: str) -> Score:
     config = json.loads((folder / "config.json").read_text())
-    reader = Reader(Files(family, str(folder), config, None))
+    reader = ChatReader(Files(family, str(folder), config, None))
     model = _models.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     descriptions = (PROMPTS.positive_description, PROMPTS.negative_description)
     texts = [reader.write(f"Does this image show {text}? Answer yes or no.", 1) for text in descriptions]
@@ -194,8 +194,8 @@ def main() -> None:
     options = parser.parse_args()
     results: dict[str, Any] = {"machine": describe_machine(options.device), "families": {}}
     print(", ".join(f"{name} {value}" for name, value in results["machine"].items() if value is not None), flush=True)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    _models.logging.set_verbosity_error()
+    _models.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as root:
         for family in options.families:
             folder = Path(root) / family

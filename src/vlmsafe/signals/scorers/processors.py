@@ -55,7 +55,7 @@ def read_processor(source: str, model: str, kind: str, tokenizer: Any, image_pro
     The parts for videos and sound are left out.
     """
     with in_one_line("processor"):
-        name = processing_auto.PROCESSOR_MAPPING_NAMES.get(kind)
+        name = _processors.PROCESSOR_MAPPING_NAMES.get(kind)
         try:
             family: Any = None if name is None else _processors.processor_class_from_name(name)
             if family is None:

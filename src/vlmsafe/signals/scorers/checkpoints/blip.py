@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import BlipForImageTextRetrieval
 
 
-class BlipRetrieval(BlipForImageTextRetrieval):
+class BlipRetrieval(BlipForImageTextRetrieval):  # type: ignore[no-untyped-call]
     """Its contrastive vectors. The head that decides whether a text matches an image is not used."""
 
     def get_image_features(self, pixel_values: Tensor) -> Tensor:

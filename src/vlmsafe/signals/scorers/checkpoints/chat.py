@@ -34,7 +34,7 @@ _PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_id
 _models: Any = transformers  # only partly typed, so what comes from it is Any
 
 
-class Reader:
+class ChatReader:
     """Writes questions about frames as a model reads them: its processor, tokenizer and chat template."""
 
     def __init__(self, files: Files) -> None:
@@ -98,7 +98,7 @@ class ChatScorer(YesNoScorer):
         frames: int = 1,
     ) -> None:
         """Read the model and its processors; `frames` is how many frames a question is about."""
-        self._reader = Reader(files)
+        self._reader = ChatReader(files)
         self.frames = frames
         self._files = files
         self._ask(prompts)

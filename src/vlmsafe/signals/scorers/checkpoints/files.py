@@ -21,6 +21,7 @@ from vlmsafe.signals.scorers.processors import refuse_missing
 
 T = TypeVar("T")
 _models: Any = transformers  # only partly typed, so what comes from it is Any
+_configurations: Any = configuration_auto
 _EXPECTED = "expected a dual encoder, such as CLIP or SigLIP 2, or a chat model with images"
 
 
@@ -109,7 +110,7 @@ def check_family(files: Files) -> Family:
     family, kind = family_of(files.config), files.kind
     if family is None:
         raise Unreadable("its configuration: config.json names no architecture")
-    if kind not in configuration_auto.CONFIG_MAPPING_NAMES:
+    if kind not in _configurations.CONFIG_MAPPING_NAMES:
         raise InputError(
             f"the model '{files.name}' is of the kind '{kind}', which transformers {transformers.__version__} does not "
             "know; a newer version may know it, or there may be an export of the model for transformers"

@@ -8,7 +8,7 @@ import transformers
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.api import Precision, Scorer, check_options
-from vlmsafe.signals.scorers.checkpoints.chat import ChatScorer, Reader
+from vlmsafe.signals.scorers.checkpoints.chat import ChatReader, ChatScorer
 from vlmsafe.signals.scorers.checkpoints.dual import AnyDualEncoder
 from vlmsafe.signals.scorers.checkpoints.files import Files, check_family, check_weights, find_files
 from vlmsafe.signals.scorers.device import find_device
@@ -46,7 +46,7 @@ def look_up(model: str, prompts: PromptSet, frames: int = 1) -> type[Scorer]:
         if files.complete:
             check_weights(files)
         if family == "chat":
-            reader = Reader(files)
+            reader = ChatReader(files)
             for question in questions(prompts, "transformers", frames):
                 reader.write(question, frames)
             return ChatScorer
