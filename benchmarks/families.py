@@ -42,6 +42,7 @@ from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Precision, Scorer
 from vlmsafe.signals.scorers.checkpoints.chat import ChatReader
 from vlmsafe.signals.scorers.checkpoints.files import Files
+from vlmsafe.signals.scorers.processors import read_image_processor
 from vlmsafe.signals.scorers.registry import make_scorer
 
 _models: Any = transformers  # half typed; what comes from it is Any
@@ -84,7 +85,7 @@ def _dual_by_hand(folder: Path, family: str, device: str) -> Score:
     kind = _models.BlipForImageTextRetrieval if family == "blip" else _models.AutoModel
     model = kind.from_pretrained(folder, dtype=torch.float32).eval().to(device)
     tokenizer = _models.AutoTokenizer.from_pretrained(folder)
-    processor = _models.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    processor = read_image_processor(str(folder), family)
     if family.startswith("siglip"):  # trained on lower case and full length
         longest = model.config.text_config.max_position_embeddings
         texts = [prompt.lower() for prompt in PROMPTS.texts]

@@ -12,7 +12,7 @@ from typing import Any
 
 import transformers
 from torch import Tensor
-from transformers.models.auto import processing_auto
+from transformers.models.auto import image_processing_auto, processing_auto
 
 from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.signals.scorers.hub import find_file, first_line, in_one_line
@@ -20,6 +20,7 @@ from vlmsafe.signals.scorers.hub import find_file, first_line, in_one_line
 _VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
 _models: Any = transformers  # only partly typed, so what comes from it is Any
 _processors: Any = processing_auto
+_images: Any = image_processing_auto  # some versions export its class only where torchvision is installed
 
 
 def read_tokenizer(source: str, model: str, local: bool = True) -> Any:
@@ -42,7 +43,7 @@ def read_image_processor(source: str, model: str, local: bool = True) -> Any:
     """The image processor of a checkpoint."""
     with in_one_line("preprocessor"):
         try:
-            return _models.AutoImageProcessor.from_pretrained(source, backend="pil", local_files_only=local)
+            return _images.AutoImageProcessor.from_pretrained(source, backend="pil", local_files_only=local)
         except (ImportError, ValueError) as error:
             if (package := _package(error)) is None:
                 raise

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from small_families import CHAT_FAMILIES, save_chat_model
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.signals.prompts import PromptSet
@@ -56,7 +57,7 @@ def load(folder: Path, prompts: PromptSet = PROMPTS, **options: Any) -> Any:
 def by_hand(folder: Path, family: str, stack: np.ndarray, question: str) -> float:
     """One stack, one question, one whole pass of transformers' own model; the probabilities added up here."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    image_processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
     processor = read_processor(str(folder), "tiny", family, tokenizer, image_processor)
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     images = np.split(stack, stack.shape[-1] // 3, axis=-1)

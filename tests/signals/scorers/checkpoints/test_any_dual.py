@@ -9,6 +9,7 @@ import torch
 import transformers
 from small_families import DUAL_FAMILIES, save_dual_encoder
 from small_models import MAX_TOKENS, PROMPTS, save_small_clip, save_small_siglip
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
@@ -43,7 +44,7 @@ def by_hand(folder: Path, family: str, frames: np.ndarray) -> np.ndarray:
     kind = transformers.BlipForImageTextRetrieval if family == "blip" else transformers.AutoModel
     model = kind.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
     if family.startswith("siglip"):  # trained on lower case and full length
         texts = [prompt.lower() for prompt in SMALL.texts]
         tokens = {
