@@ -182,7 +182,7 @@ class ServiceScorer(Scorer):
         if slots.fd is not None and channel.local:
             channel.send(Score(number=asked.number, slot=asked.slot, count=asked.count))
         else:
-            frames = memoryview(slots.blocks[asked.slot, : asked.count]).cast("B")
+            frames = slots.blocks[asked.slot, : asked.count].data.cast("B")
             channel.send(ScoreFrames(number=asked.number, count=asked.count, frames=frames))
 
     def _answer_to(self, asked: _Asked) -> Similarities:

@@ -43,7 +43,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._counts: Counter[tuple[str, Labels]] = Counter()
         self._buckets: dict[Labels, list[int]] = {}
-        self._seconds: Counter[Labels] = Counter()
+        self._seconds: dict[Labels, float] = {}
 
     def count(self, name: str, by: int, labels: Labels = ()) -> None:
         with self._lock:
@@ -54,7 +54,7 @@ class Metrics:
         with self._lock:
             buckets = self._buckets.setdefault(labels, [0] * (len(SECONDS) + 1))
             buckets[bisect.bisect_left(SECONDS, seconds)] += 1
-            self._seconds[labels] += seconds  # type: ignore[assignment]
+            self._seconds[labels] = self._seconds.get(labels, 0.0) + seconds
 
     def expose(self, gauges: Mapping[str, Mapping[Labels, float]]) -> str:
         """Everything in Prometheus's text format, with the gauges of this moment."""
@@ -63,8 +63,10 @@ class Metrics:
             buckets = {labels: list(found) for labels, found in self._buckets.items()}
         lines: list[str] = []
         for name, text in COUNTERS.items():
-            found = {labels: value for (own, labels), value in counts.items() if own == name}
-            lines += _family(f"vlmsafe_{name}_total", "counter", text, found or {(): 0})
+            found: dict[Labels, float] = {labels: value for (own, labels), value in counts.items() if own == name}
+            if not found:
+                found[()] = 0
+            lines += _family(f"vlmsafe_{name}_total", "counter", text, found)
         for name, text in GAUGES.items():
             lines += _family(f"vlmsafe_{name}", "gauge", text, gauges.get(name, {}))
         lines += [f"# HELP {_LATENCY} Seconds from a block's arrival to its scores", f"# TYPE {_LATENCY} histogram"]

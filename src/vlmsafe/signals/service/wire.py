@@ -95,7 +95,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Of the question, which its answer repeats."""
 
 
-class Open(Message):
+class Open(Message, frozen=True):
     spec: dict[str, Any]
     """The entries of a `ModelSpec`."""
     prompts: dict[str, Any] | None
@@ -119,22 +119,22 @@ class Open(Message):
         return None if self.prompts is None else _convert(self.prompts, PromptSet)
 
 
-class Notes(Message):
+class Notes(Message, frozen=True):
     env: str | None
 
 
-class Attach(Message):
+class Attach(Message, frozen=True):
     layout: Layout
     memory: bool
     """Whether frames come through memory, whose descriptor is with the message."""
 
 
-class Score(Message):
+class Score(Message, frozen=True):
     slot: Number
     count: Frames
 
 
-class ScoreFrames(Message):
+class ScoreFrames(Message, frozen=True):
     count: Frames
     frames: memoryview
 
@@ -148,7 +148,7 @@ class ScoreFrames(Message):
         return np.frombuffer(self.frames, np.uint8).reshape(self.count, *layout.shape)
 
 
-class Opened(Message):
+class Opened(Message, frozen=True):
     """The attributes of a scorer that its client needs."""
 
     rules: tuple[str, ...]
@@ -160,15 +160,15 @@ class Opened(Message):
     source: dict[str, Any] | None
 
 
-class Noted(Message):
+class Noted(Message, frozen=True):
     notes: list[str]
 
 
-class Attached(Message):
+class Attached(Message, frozen=True):
     pass
 
 
-class Scores(Message):
+class Scores(Message, frozen=True):
     rows: Number
     columns: Number
     similarities: memoryview
@@ -186,7 +186,7 @@ class Scores(Message):
         return np.frombuffer(self.similarities, np.float32).reshape(self.rows, self.columns)
 
 
-class Wait(Message):
+class Wait(Message, frozen=True):
     pass
 
 
@@ -201,7 +201,7 @@ class Reason(Enum):
     FAILURE = ScorerFailure
 
 
-class Error(Message):
+class Error(Message, frozen=True):
     reason: str
     """The name of a `Reason`."""
     text: str
