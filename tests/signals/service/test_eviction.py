@@ -97,7 +97,7 @@ def test_without_a_bound_idle_models_stay(shelf):
 
 
 def test_a_model_in_use_is_never_evicted_and_another_one_is_refused_until_there_is_room(shelf):
-    one = shelf(0)  # a model alone is more, but there is always room for a first one
+    one = shelf(0)  # a model alone is more
     key = one.engine.open(spec("A"), PROMPTS).key
     with pytest.raises(ServiceStopped, match=r"has no memory for another model: it uses .* in use"):
         one.engine.open(spec("B"), PROMPTS)
@@ -107,6 +107,12 @@ def test_a_model_in_use_is_never_evicted_and_another_one_is_refused_until_there_
         one.engine.close(held)
     one.use("B")
     assert [name for name, _ in one.made] == ["A", "B"]
+
+
+def test_a_first_model_is_loaded_even_if_the_process_itself_takes_too_much():
+    engine = Engine(make=lambda spec, prompts: FrameScorer(PROMPTS), memory_limit=5, memory=lambda: 10)
+    assert engine.submit(engine.open(spec("A"), PROMPTS).key, FRAMES).result(600.0).shape == (5, 2)
+    engine.stop()
 
 
 def test_a_model_becomes_idle_while_memory_is_short_and_goes_at_once(shelf):
