@@ -39,8 +39,8 @@ from vlmsafe.signals.service.wire import (
     Opened,
     Reason,
     Score,
+    Scored,
     ScoreFrames,
-    Scores,
     Wait,
     decode,
 )
@@ -145,9 +145,9 @@ def plain(message: Message) -> dict[str, Any]:
         (raw({}), "missing required field `kind`"),
         (raw({"kind": "Close"}), "Invalid value 'Close'"),
         (raw({"kind": 7}), "Expected `str`"),
-        (raw({"kind": "Scores", "rows": 1, "columns": 1, "similarities": bytes(4)}), "Invalid value 'Scores'"),
-        (raw({"kind": "Notes", "env": None}), "Notes is not expected from a client that is new"),
-        (raw({"kind": "Notes", "env": None, "number": -1}), "at `$.number`"),
+        (raw({"kind": "Scored", "rows": 1, "columns": 1, "similarities": bytes(4)}), "Invalid value 'Scored'"),
+        (raw({"kind": "AskNotes", "env": None}), "AskNotes is not expected from a client that is new"),
+        (raw({"kind": "AskNotes", "env": None, "number": -1}), "at `$.number`"),
         (raw({"kind": "Score", "slot": 0, "count": 1}), "Score is not expected"),
         (raw(Attach(layout=LAYOUT, memory=False)), "Attach is not expected"),
     ],
@@ -337,7 +337,7 @@ def read(body: bytes, reads: msgspec.msgpack.Decoder) -> None:
             message.prompt_set()
         case ScoreFrames():
             message.array(LAYOUT)
-        case Scores():
+        case Scored():
             message.array()
 
 
@@ -364,7 +364,7 @@ MESSAGES = (
     GOOD,
     ATTACH,
     {"kind": "ScoreFrames", "count": 1, "frames": bytes(192)},
-    plain(Scores.of(np.zeros((2, 3), np.float32), 1)),
+    plain(Scored.of(np.zeros((2, 3), np.float32), 1)),
     plain(Error.of(Malformed("no"), 1)),
 )
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.service.scheduler import (
     TRANSITIONS,
+    Change,
     Client,
-    Event,
     Piece,
     Queue,
     Reading,
@@ -32,7 +32,7 @@ def ready(**options) -> Queue:
     queue = Queue(threading.Lock(), ahead=100, fill_seconds=0.0, **options)
     with queue.lock:
         queue.join()
-        queue.move(Event.LOADED)
+        queue.move(Change.LOADED)
     return queue
 
 
@@ -45,19 +45,19 @@ def frames(number: int, size: int = 2) -> np.ndarray:
 
 
 def test_a_model_goes_only_from_state_to_state_as_the_table_says():
-    for state, event in itertools.product(State, Event):
-        if (state, event) in TRANSITIONS:
-            assert after(state, event) is TRANSITIONS[state, event]
+    for state, change in itertools.product(State, Change):
+        if (state, change) in TRANSITIONS:
+            assert after(state, change) is TRANSITIONS[state, change]
         else:
-            with pytest.raises(RuntimeError, match=f"a model that is {state.value} cannot be one that {event.value}"):
-                after(state, event)
+            with pytest.raises(RuntimeError, match=f"a model that is {state.value} cannot be one that {change.value}"):
+                after(state, change)
 
 
 def test_a_model_that_ends_never_begins_again():
     ending = {State.STOPPING, State.GONE}
-    for (state, event), then in TRANSITIONS.items():
+    for (state, change), then in TRANSITIONS.items():
         if state in ending:
-            assert then in ending, (state, event)
+            assert then in ending, (state, change)
     assert all(then is State.GONE for (state, _), then in TRANSITIONS.items() if state is State.GONE)
 
 
@@ -79,7 +79,7 @@ def test_a_queue_follows_its_users():
         assert queue.state is State.IDLE
         queue.join()
         assert queue.state is State.IN_USE
-        queue.move(Event.STOPPED)
+        queue.move(Change.STOPPED)
     with pytest.raises(ServiceStopped):
         queue.submit(client(), frames(1), None)
     assert queue.take_block() is None
@@ -90,7 +90,7 @@ def test_what_waits_when_a_model_stops_is_still_given_out():
     queue = ready()
     block = queue.submit(client(), frames(3), None)
     with queue.lock:
-        queue.move(Event.STOPPED)
+        queue.move(Change.STOPPED)
     piece = queue.take_block()
     assert piece is not None
     assert (piece.block, piece.count) == (block, 3)

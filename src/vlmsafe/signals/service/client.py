@@ -44,18 +44,18 @@ from vlmsafe.signals.service.wire import (
     F_ADD_SEALS,
     F_SEAL_GROW,
     F_SEAL_SHRINK,
+    AskNotes,
     Attach,
     Attached,
     Channel,
     Layout,
     Malformed,
     Noted,
-    Notes,
     Open,
     Opened,
     Score,
+    Scored,
     ScoreFrames,
-    Scores,
 )
 
 SLOTS = 3  # blocks that may be under way
@@ -146,7 +146,7 @@ class ServiceScorer(Scorer):
 
     def notes(self, env: str | None = None) -> list[str]:
         def ask(channel: Channel) -> list[str]:
-            channel.send(Notes(env=env))
+            channel.send(AskNotes(env=env))
             return self._connection.receive(channel, Noted).notes
 
         assert not self._asked
@@ -198,7 +198,7 @@ class ServiceScorer(Scorer):
         oldest = self._asked[0]
         assert self._slots is not None
         try:
-            oldest.found = self._connection.receive(channel, Scores, oldest.number).array()
+            oldest.found = self._connection.receive(channel, Scored, oldest.number).array()
         except (InputError, ScorerFailure) as error:
             oldest.error = error
         else:
@@ -269,7 +269,7 @@ class ServiceScorer(Scorer):
         probe = _Asked(slots.kept, len(then))
         self._send(channel, probe)
         self._sent.discard(probe)
-        now = self._connection.receive(channel, Scores, probe.number).array()
+        now = self._connection.receive(channel, Scored, probe.number).array()
         if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL[self._spec.precision]):
             by = f"differ by up to {np.abs(now - then).max():.3g}" if now.shape == then.shape else "have another shape"
             raise RunError(

@@ -38,18 +38,18 @@ from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 from vlmsafe.signals.service.metrics import Labels, Metrics
 from vlmsafe.signals.service.model import Make, Model, labels
-from vlmsafe.signals.service.scheduler import Client, Event, Queue, Reading, State
+from vlmsafe.signals.service.scheduler import Change, Client, Queue, Reading, State
 from vlmsafe.signals.service.spec import ModelSpec, NotShared, ServiceStopped
 
 IDLE_SECONDS = 600.0
 """How long a model without a client stays in memory by default."""
 _LONG = 3600.0
 
-__all__ = ["Engine", "ModelSpec", "NotShared", "Opened", "ServiceStopped"]
+__all__ = ["Engine", "ModelSpec", "NotShared", "ServiceStopped", "Ticket"]
 
 
 @dataclass(frozen=True)
-class Opened:
+class Ticket:
     """The scorer that a client opened, and the client's key for `submit`."""
 
     key: int
@@ -100,7 +100,7 @@ class Engine:
 
     def open(
         self, spec: ModelSpec, prompts: PromptSet | None, frame: tuple[int, ...] | None = None, threads: int = 0
-    ) -> Opened:
+    ) -> Ticket:
         """Register a client. For the first client of a model this loads the model, which may take long.
 
         `frame` is the shape of its frames, if known; otherwise the first block sets it. `threads` is how many threads
@@ -117,7 +117,7 @@ class Engine:
             key = next(self._keys)
             self._clients[key] = Client(scorer, frame, reading), model
             self._idle.notify_all()  # the model may have taken the memory of idle ones
-        return Opened(key, scorer)
+        return Ticket(key, scorer)
 
     def _scorer_for(self, spec: ModelSpec, reading: Reading) -> tuple[Model, Scorer]:
         """A model, in use from now on, and its scorer."""
@@ -230,11 +230,11 @@ class Engine:
             del idle
             if model is None or model.queue.idle_since > until:
                 return False
-            model.queue.move(Event.STOPPED)
+            model.queue.move(Change.STOPPED)
             del self._models[model.spec]
         model.join()
         with self._lock:
-            model.queue.move(Event.ENDED)
+            model.queue.move(Change.ENDED)
         model.release()
         self.metrics.count("evictions", 1, (("reason", reason),))
         _return_memory()
@@ -246,12 +246,12 @@ class Engine:
             self._stopping = True
             models = list(self._models.values())
             for model in models:
-                model.queue.move(Event.STOPPED)
+                model.queue.move(Change.STOPPED)
             self._idle.notify_all()
         for model in models:
             model.join()
             with self._lock:
-                model.queue.move(Event.ENDED)
+                model.queue.move(Change.ENDED)
 
     # What it is doing.
 

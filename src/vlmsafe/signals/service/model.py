@@ -12,7 +12,7 @@ from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer, Similarities, check_scorer, check_similarities, failure_of
 from vlmsafe.signals.scorers.threads import computing_with
 from vlmsafe.signals.service.metrics import Labels, Metrics
-from vlmsafe.signals.service.scheduler import Event, Piece, Queue, Reading, count, is_full
+from vlmsafe.signals.service.scheduler import Change, Piece, Queue, Reading, count, is_full
 from vlmsafe.signals.service.spec import ModelSpec, NotShared
 
 Make = Callable[[ModelSpec, PromptSet | None], Scorer]
@@ -106,22 +106,22 @@ class Model:
             self.queue.break_off(failure_of(self.spec.scorer, error))
             raise
 
-    def _move(self, event: Event) -> None:
+    def _move(self, change: Change) -> None:
         with self.queue.lock:
-            self.queue.move(event)
+            self.queue.move(change)
 
     def _load_and_work(self) -> None:
         assert self._loading is not None
         try:
             scorer = self._load(self.first)
         except BaseException as error:  # the model's libraries may raise anything; the client is told
-            self._move(Event.FAILED)
+            self._move(Change.FAILED)
             self._loading.set_exception(error)
             return
         if not scorer.whole and scorer.reentrant:
             for _ in range(self.queue.cores - 1):
                 self._start(self._work_on_blocks)
-        self._move(Event.LOADED)
+        self._move(Change.LOADED)
         self._loading.set_result(scorer)
         if scorer.whole:
             self._work_on_batches()

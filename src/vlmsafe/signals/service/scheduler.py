@@ -32,7 +32,7 @@ class State(Enum):
     GONE = "gone"
 
 
-class Event(Enum):
+class Change(Enum):
     """What happens to a model."""
 
     LOADED = "is loaded"
@@ -43,38 +43,38 @@ class Event(Enum):
     ENDED = "has ended"
 
 
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    (State.LOADING, Event.LOADED): State.IN_USE,  # the client that asked for it is waiting
-    (State.LOADING, Event.STOPPED): State.STOPPING,
-    (State.LOADING, Event.FAILED): State.GONE,
-    (State.IN_USE, Event.LEFT): State.IDLE,
-    (State.IN_USE, Event.STOPPED): State.STOPPING,
-    (State.IN_USE, Event.FAILED): State.GONE,
-    (State.IDLE, Event.JOINED): State.IN_USE,
-    (State.IDLE, Event.STOPPED): State.STOPPING,
-    (State.IDLE, Event.FAILED): State.GONE,
-    (State.STOPPING, Event.LOADED): State.STOPPING,
-    (State.STOPPING, Event.LEFT): State.STOPPING,
-    (State.STOPPING, Event.STOPPED): State.STOPPING,
-    (State.STOPPING, Event.FAILED): State.GONE,
-    (State.STOPPING, Event.ENDED): State.GONE,
-    (State.GONE, Event.LEFT): State.GONE,
-    (State.GONE, Event.STOPPED): State.GONE,
-    (State.GONE, Event.FAILED): State.GONE,  # several of its threads
-    (State.GONE, Event.ENDED): State.GONE,
+TRANSITIONS: dict[tuple[State, Change], State] = {
+    (State.LOADING, Change.LOADED): State.IN_USE,  # the client that asked for it is waiting
+    (State.LOADING, Change.STOPPED): State.STOPPING,
+    (State.LOADING, Change.FAILED): State.GONE,
+    (State.IN_USE, Change.LEFT): State.IDLE,
+    (State.IN_USE, Change.STOPPED): State.STOPPING,
+    (State.IN_USE, Change.FAILED): State.GONE,
+    (State.IDLE, Change.JOINED): State.IN_USE,
+    (State.IDLE, Change.STOPPED): State.STOPPING,
+    (State.IDLE, Change.FAILED): State.GONE,
+    (State.STOPPING, Change.LOADED): State.STOPPING,
+    (State.STOPPING, Change.LEFT): State.STOPPING,
+    (State.STOPPING, Change.STOPPED): State.STOPPING,
+    (State.STOPPING, Change.FAILED): State.GONE,
+    (State.STOPPING, Change.ENDED): State.GONE,
+    (State.GONE, Change.LEFT): State.GONE,
+    (State.GONE, Change.STOPPED): State.GONE,
+    (State.GONE, Change.FAILED): State.GONE,  # several of its threads
+    (State.GONE, Change.ENDED): State.GONE,
 }
-"""The state that follows each event. Anything else is a defect of this package."""
+"""The state that follows each change. Any other change is a defect of this package."""
 
 
-def after(state: State, event: Event) -> State:
-    """The state after an event.
+def after(state: State, change: Change) -> State:
+    """The state after a change.
 
-    >>> after(State.IDLE, Event.JOINED)
+    >>> after(State.IDLE, Change.JOINED)
     <State.IN_USE: 'in use'>
     """
-    if (state, event) not in TRANSITIONS:
-        raise RuntimeError(f"a model that is {state.value} cannot be one that {event.value}")
-    return TRANSITIONS[state, event]
+    if (state, change) not in TRANSITIONS:
+        raise RuntimeError(f"a model that is {state.value} cannot be one that {change.value}")
+    return TRANSITIONS[state, change]
 
 
 @dataclass(frozen=True)
@@ -153,22 +153,22 @@ class Queue:
 
     # The caller of these four holds the lock.
 
-    def move(self, event: Event) -> None:
-        self.state = after(self.state, event)
+    def move(self, change: Change) -> None:
+        self.state = after(self.state, change)
         self._changed.notify_all()
 
     def join(self) -> None:
         """Count another user."""
         self.users += 1
         if self.state is State.IDLE:
-            self.move(Event.JOINED)
+            self.move(Change.JOINED)
 
     def leave(self) -> None:
         """Count a user less."""
         self.users -= 1
         if not self.users:
             self.idle_since = time.monotonic()
-            self.move(Event.LEFT)
+            self.move(Change.LEFT)
 
     @property
     def waiting(self) -> int:
@@ -279,7 +279,7 @@ class Queue:
     def break_off(self, failure: BaseException) -> None:
         """Settle everything that waits with an error; the model is gone."""
         with self._changed:
-            self.move(Event.FAILED)
+            self.move(Change.FAILED)
             blocks = [block for client in list(self._clients) for block in self._drop(client)]
         for block in blocks:
             block.settle(failure)

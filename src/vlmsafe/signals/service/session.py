@@ -36,6 +36,7 @@ from vlmsafe.signals.service.wire import (
     F_GET_SEALS,
     F_SEAL_SHRINK,
     REQUESTS,
+    AskNotes,
     Attach,
     Attached,
     Channel,
@@ -44,12 +45,11 @@ from vlmsafe.signals.service.wire import (
     Malformed,
     Message,
     Noted,
-    Notes,
     Open,
     Received,
     Score,
+    Scored,
     ScoreFrames,
-    Scores,
     Wait,
     encode,
 )
@@ -74,8 +74,8 @@ class Stage(Enum):
 
 _EXPECTED: dict[Stage, tuple[type[Message], ...]] = {
     Stage.NEW: (Open,),
-    Stage.OPEN: (Notes, Attach),
-    Stage.ATTACHED: (Notes, Attach, Score, ScoreFrames),
+    Stage.OPEN: (AskNotes, Attach),
+    Stage.ATTACHED: (AskNotes, Attach, Score, ScoreFrames),
 }
 """The messages that a client may send at each stage."""
 
@@ -165,7 +165,7 @@ class Session:
         match message:
             case Open():
                 self._open(message)
-            case Notes():
+            case AskNotes():
                 self._answer(Noted(number=message.number, notes=_texts(self._scorer.notes(message.env))))
             case Attach():
                 self._attach(message, received.fd)
@@ -217,7 +217,7 @@ class Session:
             frames = self._memory[message.slot, : message.count]
         assert self._key is not None
         found, number = self._engine.submit(self._key, frames), message.number
-        self._answers.put((number, found, lambda rows: Scores.of(rows, number)))
+        self._answers.put((number, found, lambda rows: Scored.of(rows, number)))
 
     def _answer(self, message: Message) -> None:
         ready: Future[Message] = Future()

@@ -6,11 +6,11 @@ Nothing is ever unpickled.
 
     client                                          service
     Open         model, prompts, threads, token     Opened    what the scorer is
-    Notes        an environment's name              Noted     what its user should be told
+    AskNotes     an environment's name              Noted     what its user should be told
     Attach       the layout of frames; on one       Attached
                  machine with the descriptor of
                  the memory they lie in
-    Score        a slot of that memory              Scores    similarities
+    Score        a slot of that memory              Scored    similarities
     ScoreFrames  the frames, without memory         Wait      not yet, but all is well
                                                     Error     why not
 """
@@ -119,7 +119,7 @@ class Open(Message, frozen=True):
         return None if self.prompts is None else _convert(self.prompts, PromptSet)
 
 
-class Notes(Message, frozen=True):
+class AskNotes(Message, frozen=True):
     env: str | None
 
 
@@ -168,14 +168,14 @@ class Attached(Message, frozen=True):
     pass
 
 
-class Scores(Message, frozen=True):
+class Scored(Message, frozen=True):
     rows: Number
     columns: Number
     similarities: memoryview
     """As float32, row after row."""
 
     @classmethod
-    def of(cls, found: Similarities, number: int) -> Scores:
+    def of(cls, found: Similarities, number: int) -> Scored:
         rows, columns = found.shape
         numbers = np.ascontiguousarray(found, np.float32)
         return cls(number=number, rows=rows, columns=columns, similarities=memoryview(numbers.tobytes()))
@@ -214,9 +214,9 @@ class Error(Message, frozen=True):
         return cls(number=number, reason=reason.name, text=str(error)[:_TEXT_LIMIT], details=details)
 
 
-REQUESTS = msgspec.msgpack.Decoder(Open | Notes | Attach | Score | ScoreFrames)
+REQUESTS = msgspec.msgpack.Decoder(Open | AskNotes | Attach | Score | ScoreFrames)
 """Reads what a client may send."""
-ANSWERS = msgspec.msgpack.Decoder(Opened | Noted | Attached | Scores | Wait | Error)
+ANSWERS = msgspec.msgpack.Decoder(Opened | Noted | Attached | Scored | Wait | Error)
 """Reads what a service may send."""
 _ENCODER = msgspec.msgpack.Encoder()
 
