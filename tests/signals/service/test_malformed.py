@@ -184,6 +184,8 @@ ATTACH = plain(Attach(layout=LAYOUT, memory=False))
         ("spec", {"compile": 1}, "at `$.compile`"),
         ("spec", {"scorer": ["clip"]}, "at `$.scorer`"),
         ("spec", {"scorer": "sorcerer"}, "unknown scorer 'sorcerer'"),
+        ("spec", {"frames": 0}, "a stack has from 1 to 16 frames, not 0"),
+        ("spec", {"frames": 17}, "a stack has from 1 to 16 frames"),
         ("spec", {"later": 1}, "a ModelSpec has scorer, device, precision, compile, batch"),
         ("prompts", {"positive": "road"}, "at `$.positive`"),
         ("prompts", {"negative": [1]}, "at `$.negative[0]`"),

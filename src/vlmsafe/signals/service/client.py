@@ -85,6 +85,7 @@ def describe_scorer(scorer: Scorer, number: int = 0) -> Opened:
         bounds=scorer.bounds,
         gate=scorer.gate,
         frames=scorer.frames,
+        frame_distance=scorer.frame_distance,
         groups=scorer.groups,
         description=scorer.describe(),
         source=None if scorer.source is None else scorer.source.to_dict(),
@@ -243,6 +244,8 @@ class ServiceScorer(Scorer):
                 f"the scoring service at {self._connection.address} came back with another model: "
                 f"{_identity(about)} after {_identity(self._about)}. Put the model back and resume the run"
             )
+        if self._about is None:  # later the client may have chosen another one; it is the client that stacks frames
+            self.frame_distance = about.frame_distance
         self._about = about
         # What a service says of its scorer was checked there (`check_scorer`).
         self.rules, self.gate = cast(tuple[Rule, ...], about.rules), cast(GateKind, about.gate)

@@ -58,7 +58,13 @@ class Ticket:
 
 def make_model(spec: ModelSpec, prompts: PromptSet | None) -> Scorer:
     return make_scorer(
-        spec.scorer, prompts, device=spec.device, precision=spec.precision, compile=spec.compile, batch=spec.batch
+        spec.scorer,
+        prompts,
+        device=spec.device,
+        precision=spec.precision,
+        compile=spec.compile,
+        batch=spec.batch,
+        frames=spec.frames,
     )
 
 

@@ -112,6 +112,8 @@ class Open(Message, frozen=True):
         spec = _convert(self.spec, ModelSpec)
         if not 1 <= spec.batch <= _BATCH_LIMIT:
             raise Malformed(f"a batch has from 1 to {_BATCH_LIMIT} frames, not {spec.batch}")
+        if spec.frames is not None and not 1 <= spec.frames <= _CHANNEL_LIMIT // 3:
+            raise Malformed(f"a stack has from 1 to {_CHANNEL_LIMIT // 3} frames, not {spec.frames}")
         return spec
 
     def prompt_set(self) -> PromptSet | None:
@@ -155,6 +157,7 @@ class Opened(Message, frozen=True):
     bounds: tuple[float, float]
     gate: str
     frames: int
+    frame_distance: int
     groups: tuple[int, int]
     description: dict[str, Any]
     source: dict[str, Any] | None
