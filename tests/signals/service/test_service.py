@@ -449,7 +449,7 @@ def test_a_client_knows_the_source_of_a_users_scorer_and_refuses_another_one(loc
     for files, problem in ((now.files, None), ({"frame_scorer.py": "other"}, "came back with another model")):
         local.stop()
         other = SourceHash(files, revision="another one, which does not matter")
-        monkeypatch.setattr("vlmsafe.signals.scorers.registry.hash_source", lambda modules, revision: other)  # noqa: B023
+        monkeypatch.setattr("vlmsafe.signals.scorers.user_code.hash_source", lambda modules, revision: other)  # noqa: B023
         monkeypatch.setattr("vlmsafe.signals.scorers.user_code._LOADED", {})
         local.start()
         with nullcontext() if problem is None else pytest.raises(RunError, match=problem):
