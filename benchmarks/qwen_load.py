@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers.qwen2_vl import CHAT, IMAGE, QUESTION, Checkpoint, Qwen2VLScorer
+from vlmsafe.signals.scorers.questions import QUESTION
+from vlmsafe.signals.scorers.qwen2_vl import CHAT, IMAGE, Checkpoint, Qwen2VLScorer
 
 _models: Any = transformers  # half typed; what comes from it is Any
 

@@ -139,6 +139,9 @@ def load_scorer(
         service=signal.service,
         service_wait=signal.service_wait,
         give_up=give_up,
+        endpoint=signal.endpoint,
+        cache=signal.cache,
+        cache_mb=signal.cache_mb,
     )
     check_scorer(scorer)
     check_rule(config, scorer.rules)

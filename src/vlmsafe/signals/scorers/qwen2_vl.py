@@ -28,6 +28,7 @@ from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Precision, Scorer, Similarities, check_frames
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, require_weights, revision_of
+from vlmsafe.signals.scorers.questions import NO, QUESTION, YES
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 KINDS = ("qwen2_vl", "qwen2_5_vl")
 """The values of `model_type` in the config of a supported checkpoint."""
 
-QUESTION = "Does this image show {description}? Answer yes or no."
 IMAGE = "<|image_pad|>"
 # The result of the checkpoints' own chat templates for one image and one question. It is written out because a template
 # comes with the checkpoint, so two copies of one model could be asked differently.
@@ -44,8 +44,6 @@ CHAT = (
     f"<|im_start|>user\n<|vision_start|>{IMAGE}<|vision_end|>{{question}}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
-YES = ("yes", "Yes", "YES", " yes", " Yes", " YES")
-NO = ("no", "No", "NO", " no", " No", " NO")
 
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
