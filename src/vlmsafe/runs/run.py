@@ -12,7 +12,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,7 +65,7 @@ class Run:
 
     path: Path
     config: TrainConfig
-    moved_to: Mapping[str, Any] = field(default_factory=dict)
+    moved_to: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Settings of `PLACE` that it was continued with, by dotted name, where they are not those in config.yaml."""
 
     @classmethod

@@ -30,8 +30,8 @@ def total(bills: Iterable[Bill]) -> dict[str, float]:
 def in_words(bill: Bill) -> str:
     """A bill as one line for the user.
 
-    >>> in_words({"frames": 1200, "requests": 2403, "retries": 3, "tokens_in": 9000, "tokens_out": 2400, "seconds": 9.6})
-    '1,200 frames scored; 2,403 requests, 3 of them sent again; 9,000 tokens in and 2,400 out; 10 seconds'
+    >>> in_words({"frames": 1200, "requests": 2403, "retries": 3, "tokens_in": 9000, "tokens_out": 2400})
+    '1,200 frames scored; 2,403 requests, 3 of them sent again; 9,000 tokens in and 2,400 out'
     """
     count = {name: f"{round(value):,}" for name, value in bill.items()}
     parts = [f"{count.get('frames', 0)} frames scored"]

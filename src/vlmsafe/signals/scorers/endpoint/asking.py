@@ -99,7 +99,7 @@ class Line:
             except NoLogprobs:
                 raise Refused(
                     f"the endpoint at {self._where} gives no logprobs for the model '{self.endpoint.model}', so yes "
-                    "and no have no probabilities; use a model or a server that gives top_logprobs, as vLLM and SGLang do"
+                    "and no have no probabilities; use a model or a server that gives top_logprobs, as vLLM does"
                 ) from None
             except (OSError, http.client.HTTPException) as error:
                 self._check_open()
@@ -159,7 +159,7 @@ class Line:
     def _failure(self, response: Response) -> tuple[str, float]:
         """In words what went wrong, and the pause that the endpoint asks for; raises what will not pass."""
         said = self._message(response)
-        if response.status not in _PASSING and response.status < 500 or "insufficient_quota" in said:
+        if (response.status not in _PASSING and response.status < 500) or "insufficient_quota" in said:
             raise self.refusal(response)
         pause = _retry_after(response.headers.get("retry-after", ""))
         if pause > self._options.wait:
@@ -207,7 +207,9 @@ class Line:
 
     def _gone(self, away: float, problem: str) -> RunError:
         if not self._reached:
-            return Unreachable(f"the endpoint at {self._where} does not answer ({problem}); start it, or correct the URL")
+            return Unreachable(
+                f"the endpoint at {self._where} does not answer ({problem}); start it, or correct the URL"
+            )
         return self._stop(f"has not answered for {away:.0f} seconds ({problem})", Unreachable)
 
     def _stop(self, what: str, kind: type[RunError] = RunError) -> RunError:

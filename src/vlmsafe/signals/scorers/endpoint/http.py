@@ -56,9 +56,7 @@ class Connections:
                 with suppress(OSError, AttributeError):
                     connection.sock.shutdown(socket.SHUT_RDWR)
 
-    def _exchange(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
-    ) -> Response:
+    def _exchange(self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None) -> Response:
         try:
             connection.request(method, self._target(path), body, self._headers)
             answer = connection.getresponse()

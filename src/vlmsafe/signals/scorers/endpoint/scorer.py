@@ -156,9 +156,7 @@ class EndpointScorer(Scorer):
                 self._pool = ThreadPoolExecutor(self._options.concurrency, thread_name_prefix="endpoint")
             pool = self._pool
         try:
-            asked = [
-                pool.submit(self._line.ask, body) for bodies in pool.map(self._bodies, inputs) for body in bodies
-            ]
+            asked = [pool.submit(self._line.ask, body) for bodies in pool.map(self._bodies, inputs) for body in bodies]
         except RuntimeError:  # another thread closed the scorer
             raise GivenUp("the endpoint is not waited for any longer") from None
         return self._collected(asked)
