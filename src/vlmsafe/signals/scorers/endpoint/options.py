@@ -16,7 +16,6 @@ from vlmsafe.errors import InputError
 TOKENS = ("VLMSAFE_OPENAI_TOKEN", "OPENAI_API_KEY")
 """Environment variables that may hold the token of an endpoint; the first that is set wins."""
 
-_MOST_LOGPROBS = 20  # what OpenAI and vLLM allow at most unless configured otherwise
 _OWN = frozenset({"model", "messages", "max_tokens", "temperature", "logprobs", "top_logprobs", "stream", "n"})
 
 
@@ -36,8 +35,8 @@ class EndpointOptions:
     """Seconds without any answer after which the run stops, to be resumed later."""
     image: Literal["png", "jpeg"] = "png"
     """How frames are sent: png is lossless; jpeg is smaller and changes scores."""
-    top_logprobs: int = _MOST_LOGPROBS
-    """Most probable first tokens of an answer that are asked for; some endpoints allow only 5."""
+    top_logprobs: int = 20
+    """Most probable first tokens of an answer that are asked for: OpenAI allows 20, some endpoints fewer or more."""
     extra: str = ""
     """Further fields of every request as JSON, such as '{"chat_template_kwargs": {"enable_thinking": false}}'."""
 
@@ -61,8 +60,8 @@ class EndpointOptions:
             yield f"timeout is {self.timeout}; it must be finite and greater than 0"
         if not 0.0 <= self.wait < math.inf:
             yield f"wait is {self.wait}; it must be finite and 0 or greater"
-        if not 1 <= self.top_logprobs <= _MOST_LOGPROBS:
-            yield f"top_logprobs is {self.top_logprobs}; it must lie between 1 and {_MOST_LOGPROBS}"
+        if self.top_logprobs < 2:
+            yield f"top_logprobs is {self.top_logprobs}; it must be 2 or greater, for a yes and a no"
         if self.extra:
             yield from _problems_of_fields(self.extra)
 
