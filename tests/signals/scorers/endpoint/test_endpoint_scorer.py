@@ -93,7 +93,7 @@ def test_trouble_that_passes_changes_no_score(load, server, trouble):
     server.tell(trouble, every=4)
     np.testing.assert_allclose(scorer.score(FRAMES), expected(), atol=1e-6)
     bill = scorer.bill()
-    assert bill["retries"] >= 4
+    assert bill["retries"] >= 1
     assert bill["requests"] == bill["retries"] + 2 * (len(FRAMES) + 1), "one picture was asked about when it was loaded"
 
 
@@ -242,8 +242,8 @@ def test_further_fields_reach_the_endpoint(load, server):
 
 
 def test_an_endpoint_is_looked_up_without_loading_it(server):
-    assert look_up_scorer(server.scorer, PROMPTS) == ("frame", ("yes-no", "decoupled"))
     before = server.asked()["count"]
+    assert look_up_scorer(server.scorer, PROMPTS) == ("frame", ("yes-no", "decoupled"))
     assert before == server.asked()["count"], "a listed model needs no completion"
     with pytest.raises(InputError, match="unknown model of the endpoint .* 'toy/brigthness'; did you mean"):
         look_up_scorer(f"openai:toy/brigthness@{server.url}", PROMPTS)

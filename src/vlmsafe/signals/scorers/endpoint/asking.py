@@ -67,9 +67,11 @@ class Line:
         self._reached = False  # whether one ever was
         self._told = False  # whether the user knows of the present wait
         self._not_before = 0.0  # when the next request may be sent
+        self._failure: RunError | None = None  # what ends the requests of all threads
 
     def open(self) -> None:
         """Undo `close`."""
+        self._failure = None
         self._closed.clear()
 
     def close(self) -> None:
@@ -78,7 +80,16 @@ class Line:
         self._connections.hang_up()
 
     def ask(self, body: bytes) -> Answer:
-        """The answer to one request, asked for as often as needed."""
+        """The answer to one request, asked for as often as needed. After a failure no thread asks any more."""
+        try:
+            return self._asked(body)
+        except RunError as error:
+            with self._lock:
+                self._failure = self._failure or error
+            self._closed.set()
+            raise
+
+    def _asked(self, body: bytes) -> Answer:
         begun = time.monotonic()
         attempts = wrong = 0
         while True:
@@ -91,7 +102,7 @@ class Line:
                 response = self._connections.send("POST", COMPLETIONS, body)
                 if response.status == 200:
                     return self._answered(read_answer(response.body))
-                problem, pause = self._failure(response)
+                problem, pause = self._classified(response)
             except WrongAnswer as error:
                 problem, wrong = f"it answered with {error}", wrong + 1
                 if wrong == _WRONG_ANSWERS:
@@ -156,7 +167,7 @@ class Line:
             self._heard, self._reached, self._told = time.monotonic(), True, False
         return answer
 
-    def _failure(self, response: Response) -> tuple[str, float]:
+    def _classified(self, response: Response) -> tuple[str, float]:
         """In words what went wrong, and the pause that the endpoint asks for; raises what will not pass."""
         said = self._message(response)
         if (response.status not in _PASSING and response.status < 500) or "insufficient_quota" in said:
@@ -195,6 +206,8 @@ class Line:
         self._check_open()
 
     def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._closed.is_set():
             raise GivenUp("the endpoint is not waited for any longer")
 

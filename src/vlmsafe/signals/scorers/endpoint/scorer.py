@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,7 +146,7 @@ class EndpointScorer(Scorer):
         with self._pool_lock:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False)  # what still waits in it ends at once, because the line is closed
 
     def _ask(self, inputs: Inputs) -> list[Answer]:
         """The answers to all questions about each frame, frame by frame."""
@@ -180,11 +180,7 @@ class EndpointScorer(Scorer):
                     raise GivenUp("the endpoint is not waited for any longer")
                 for future in done:
                     future.result()
-        except CancelledError:
-            raise GivenUp("the endpoint is not waited for any longer") from None
         except BaseException:
-            for future in pending:
-                future.cancel()
             self._line.close()
             wait(pending)
             raise
