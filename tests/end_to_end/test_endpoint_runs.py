@@ -28,7 +28,7 @@ negative: [the car is too fast for the bump]
 descriptions: {positive: a free road, negative: danger ahead}
 """
 SETTINGS = {
-    "env": "braking", "method": "vlm-ppo-lag-yes-no", "total_steps": 1200, "steps_per_epoch": 400, "num_envs": 2,
+    "env": "braking", "method": "vlm-ppo-lag-conf", "total_steps": 1200, "steps_per_epoch": 400, "num_envs": 2,
     "learner": {"update_iters": 2}, "quiet": True,
 }  # fmt: skip
 TROUBLES = ("slow", "limited", "no JSON", "failing", "dropped", "NaN")
@@ -132,71 +132,39 @@ def test_a_run_whose_endpoint_is_killed_twice_equals_one_left_alone(tmp_path, se
         run.stdout.close()
 
 
-def trouble_after(server: Server, run_dir: Path, *kinds: str, **more) -> threading.Thread:
-    """Tell the server of a trouble once the first epoch is recorded."""
-
-    def watch() -> None:
-        while epochs(run_dir) < 1:
-            time.sleep(0.005)
-        server.tell(*kinds, **more)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize(
-    ("trouble", "more", "message"),
+    ("trouble", "wait", "message"),
     [
-        (["failing"], {}, r"has not answered for \d+ seconds \(it answered 503: overloaded\).*resume the run"),
-        (["no JSON"], {}, "answered 5 times in a row with no JSON"),
-        (["no logprobs"], {}, "gives no logprobs"),
-        (["limited for long"], {}, "asks for a pause of 3600 seconds"),
-        ([], {"token": "new"}, r"wants a token \(401\); set VLMSAFE_OPENAI_TOKEN"),
+        ("failing", 0.8, r"has not answered for \d+ seconds \(it answered 503: overloaded\).*resume the run"),
+        ("slow", 0.8, r"has not answered for \d+ seconds \(no answer in time\).*resume the run"),
+        ("no JSON", 60.0, "answered 5 times in a row with no JSON.*resume the run"),
+        ("no logprobs", 60.0, "gives no logprobs"),
+        ("limited for long", 60.0, "asks for a pause of 3600 seconds.*resume the run"),
+        ("refusing", 60.0, r"wants a token \(401\); set VLMSAFE_OPENAI_TOKEN"),
     ],
 )
-def test_a_run_whose_endpoint_fails_for_good_stops_resumably(
-    tmp_path, server, prompts, alone, trouble, more, message, monkeypatch
-):
-    given = settings(server, prompts, tmp_path / "run", wait=0.8) | {"total_steps": 60_000}
-    watching = trouble_after(server, tmp_path / "run", *trouble, **more)
+def test_a_run_whose_endpoint_fails_for_good_stops_resumably(tmp_path, server, prompts, alone, trouble, wait, message):
+    server.tell(trouble, after=int(0.6 * alone.bill()["requests"]))  # in the second of three epochs
     with pytest.raises(RunError, match=message) as stopped:
-        train(**given)
-    watching.join()
+        train(**settings(server, prompts, tmp_path / "run", wait=wait))
     assert "\n" not in str(stopped.value)
+    assert stopped.value.exit_code == 1
     run = Run.open(tmp_path / "run")
-    assert (run.status(), run.events()[-1]["event"]) == ("stopped early", "failed")
-    server.tell(token="")
-    longer = train(**settings(server, prompts, tmp_path / "alone") | {"total_steps": 400 * (run.epochs_done() + 2)})
-    cut = run.epochs_done() + 2
-    resumed = resume_until(run, cut)
-    rows, expected = (one.path.joinpath("epochs.jsonl").read_bytes().splitlines()[:cut] for one in (resumed, longer))
-    assert rows == expected
-
-
-def resume_until(run: Run, epoch: int) -> Run:
-    """Resume a long run and stop it politely once it has so many epochs."""
-
-    def watch() -> None:
-        while epochs(run.path) < epoch:
-            time.sleep(0.005)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
-    with pytest.raises(Interrupted):
-        resume(run.path, quiet=True)
-    return Run.open(run.path)
+    assert (run.status(), run.epochs_done(), run.events()[-1]["event"]) == ("stopped early", 1, "failed")
+    server.tell()
+    resumed = resume(run.path, quiet=True)
+    assert [row["digest"] for row in resumed.rows("epochs")] == [row["digest"] for row in alone.rows("epochs")]
+    assert_equal(resumed, alone)
 
 
 def test_a_command_stops_in_one_line_and_is_resumed_at_another_address(tmp_path, server, prompts, alone):
     second = Server()
-    run = start(settings(second, prompts, tmp_path / "run", wait=0.5), tmp_path / "run")
+    second.tell("failing", after=int(0.6 * alone.bill()["requests"]))  # the run must not end before the server does
+    run = start(settings(second, prompts, tmp_path / "run", wait=5.0), tmp_path / "run")
     while run.poll() is None and epochs(tmp_path / "run") < 1:
         time.sleep(0.005)
     second.kill()
     said, _ = run.communicate(timeout=600.0)
-    if run.returncode == 0:
-        pytest.skip("the run was finished before the server was killed")
     last = said.strip().splitlines()[-1]
     assert run.returncode == 1, said
     assert "has not answered for" in last
@@ -211,7 +179,7 @@ def test_a_second_run_is_answered_from_the_cache_and_equal(tmp_path, server, pro
     first, second = (train(**settings(server, prompts, tmp_path / str(i), cache="auto")) for i in range(2))
     for run in (first, second):
         assert_equal(run, alone)
-    assert first.bill()["cached"] < first.bill()["frames"]
+    assert 10 < first.bill()["frames"] < alone.bill()["frames"], "many frames of this world are the same"
     assert second.bill()["frames"] <= 2, "only the fixed picture, by which another model would be noticed"
     assert second.bill()["cached"] == alone.bill()["frames"] - 1, "the run's own fixed picture is always asked about"
     assert (tmp_path / "cache" / "vlmsafe" / "scores.sqlite").exists()
@@ -238,20 +206,17 @@ def test_a_damaged_cache_is_one_line_and_the_run_goes_on_without_it(tmp_path, se
 
 
 def test_interrupting_a_run_that_waits_for_its_endpoint_ends_it_soon(tmp_path, server, prompts):
+    first = server.asked()["count"]
+    server.tell("failing", after=200)
+
     def interrupt() -> None:
-        before = server.asked()["count"]
-        while server.asked()["count"] < before + 3:
+        while server.asked()["count"] < first + 210:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def watch() -> None:
-        trouble_after(server, tmp_path / "run", "failing").join()
-        interrupt()
-
-    threading.Thread(target=watch, daemon=True).start()
-    given = settings(server, prompts, tmp_path / "run", wait=900.0, timeout=900.0) | {"total_steps": 200_000}
-    with pytest.raises(Interrupted):
-        train(**given)
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(Interrupted, match="after epoch [12] of 3; continue with: vlmsafe train --resume"):
+        train(**settings(server, prompts, tmp_path / "run", wait=900.0, timeout=900.0))
     scoring_thread().submit(int).result(600.0)  # nothing waits for the endpoint any more
 
 

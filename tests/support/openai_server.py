@@ -54,24 +54,24 @@ def completion(body: dict) -> dict:
 
 
 class Trouble:
-    """What goes wrong now: a kind of trouble, and how many requests are between two troubled ones (1 for all)."""
+    """What goes wrong, from which request on, and how many requests are between two troubled ones (1 for all)."""
 
-    def __init__(self) -> None:
-        self.kinds: list[str] = []
-        self.every = 1
+    def __init__(self, kinds: list[str], every: int = 1, after: int = 0) -> None:
+        self._kinds, self._every, self._after = kinds, every, after
         self._count = itertools.count(1)
         self._turn = itertools.count()
 
     def next(self) -> str:
-        if not self.kinds or next(self._count) % self.every:
+        number = next(self._count)
+        if not self._kinds or number <= self._after or number % self._every:
             return ""
-        return self.kinds[next(self._turn) % len(self.kinds)]
+        return self._kinds[next(self._turn) % len(self._kinds)]
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    trouble = Trouble()
+    trouble = Trouble([])
     token = ""
     lists_models = True
     asked: list[dict] = []  # noqa: RUF012 - one server per process
@@ -90,8 +90,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/trouble":
-            Handler.trouble = Trouble()
-            Handler.trouble.kinds, Handler.trouble.every = body["kinds"], body["every"]
+            Handler.trouble = Trouble(body["kinds"], body["every"], body["after"])
             Handler.token, Handler.lists_models = body.get("token", self.token), body.get("lists_models", True)
             self.reply(200, {})
             return
@@ -120,6 +119,8 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(503, {"error": "overloaded"})
         elif kind == "too many logprobs":
             self.reply(400, {"error": {"message": "top_logprobs must be at most 5"}})
+        elif kind == "refusing":
+            self.reply(401, {"error": {"message": "the token has expired"}})
         elif kind == "no JSON":
             self.reply(200, b"<html>bad gateway</html>")
         elif kind == "no choices":
@@ -192,9 +193,9 @@ class Server:
         self.process.wait()
         self.process.stdout.close()
 
-    def tell(self, *kinds: str, every: int = 1, **more: object) -> None:
-        """What goes wrong from now on, with every so many requests; nothing without kinds."""
-        self._request("/trouble", {"kinds": kinds, "every": every, **more})
+    def tell(self, *kinds: str, every: int = 1, after: int = 0, **more: object) -> None:
+        """What goes wrong with every so many requests, after so many from now on; nothing without kinds."""
+        self._request("/trouble", {"kinds": kinds, "every": every, "after": after, **more})
 
     def asked(self) -> dict:
         """How many completions were asked for, and the last request."""

@@ -76,21 +76,20 @@ class ScoreCache:
     def __init__(self, path: Path, megabytes: int = DEFAULT_MB, now: Callable[[], float] = time.time) -> None:
         self.path, self._bound, self._now = path, megabytes << 20, now
         self._lock = threading.Lock()
+        self._open: sqlite3.Connection | None = None
         self._reached = False
         make_directory(path.parent)
         if path.is_dir():
             raise InputError(f"{path} is a folder; signal.cache names a file, or is 'auto' or 'off'")
-        with self._errors():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._file = sqlite3.connect(path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            self._prepare()
+        with self._using():
+            pass  # what is wrong with the file shows now
         self._reached = True
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The entries that there are, by key."""
         now, late = int(self._now()), []
         found: dict[bytes, bytes] = {}
-        with self._lock, self._errors():
+        with self._using():
             for key, value, used in self._rows(keys):
                 found[key] = value
                 if used < now - _TOUCH_SECONDS:
@@ -107,7 +106,7 @@ class ScoreCache:
         """
         now = int(self._now())
         kept = dict(entries)
-        with self._lock, self._errors(), self._writing():
+        with self._using(), self._writing():
             kept |= {key: value for key, value, _ in self._rows(list(entries))}
             rows = [(key, value, now) for key, value in entries.items()]
             before = self._file.total_changes
@@ -120,7 +119,7 @@ class ScoreCache:
 
     def generation(self, identity: bytes, probe: Similarities, tolerance: float) -> int:
         """The number of the model that answers about the fixed picture like this; a new one for a new model."""
-        with self._lock, self._errors(), self._writing():
+        with self._using(), self._writing():
             rows = self._file.execute(
                 "SELECT generation, probe FROM models WHERE identity = ? ORDER BY generation", (identity,)
             ).fetchall()
@@ -132,12 +131,35 @@ class ScoreCache:
             return len(rows)
 
     def __len__(self) -> int:
-        with self._lock, self._errors():
+        with self._using():
             return int(self._file.execute("SELECT count(*) FROM scores").fetchone()[0])
 
     def close(self) -> None:
+        """Release the file; using the cache again opens it again."""
         with self._lock:
-            self._file.close()
+            file, self._open = self._open, None
+            if file is not None:
+                file.close()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """One thread at a time, with the file open, and errors as one line."""
+        with self._lock, self._errors():
+            if self._open is None:
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+                self._open = sqlite3.connect(self.path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+                try:
+                    self._prepare()
+                except BaseException:
+                    self._open.close()
+                    self._open = None
+                    raise
+            yield
+
+    @property
+    def _file(self) -> sqlite3.Connection:
+        assert self._open is not None
+        return self._open
 
     def _rows(self, keys: Sequence[bytes]) -> Iterator[tuple[bytes, bytes, int]]:
         for start in range(0, len(keys), _AT_ONCE):
@@ -299,6 +321,7 @@ class CachedScorer(Scorer):
 
     def close(self) -> None:
         self._scorer.close()
+        self._cache.close()
 
     def _key(self) -> bytes:
         """What all keys of this scorer begin with; the model is asked about the fixed picture for it, once."""
