@@ -215,7 +215,7 @@ def test_interrupting_a_run_that_waits_for_its_endpoint_ends_it_soon(tmp_path, s
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Interrupted, match="after epoch [12] of 3; continue with: vlmsafe train --resume"):
+    with pytest.raises(Interrupted, match=r"after epoch [12] of 3; continue with: vlmsafe train --resume"):
         train(**settings(server, prompts, tmp_path / "run", wait=900.0, timeout=900.0))
     scoring_thread().submit(int).result(600.0)  # nothing waits for the endpoint any more
 

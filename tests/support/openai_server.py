@@ -47,10 +47,9 @@ def completion(body: dict) -> dict:
     listed = {"Yes": 0.75 * yes, " yes": 0.25 * yes, "No": 0.6 * (0.9 - yes), "\u2581no": 0.4 * (0.9 - yes), "The": 0.1}
     top = [{"token": token, "logprob": math.log(max(p, 1e-30))} for token, p in listed.items()]
     top = sorted(top, key=lambda entry: -entry["logprob"])[: body["top_logprobs"]]
-    return {
-        "choices": [{"message": {"content": top[0]["token"]}, "logprobs": {"content": [{**top[0], "top_logprobs": top}]}}],
-        "usage": {"prompt_tokens": 100 * len(pictures) + 17, "completion_tokens": 1},
-    }  # fmt: skip
+    logprobs = {"content": [{**top[0], "top_logprobs": top}]}
+    usage = {"prompt_tokens": 100 * len(pictures) + 17, "completion_tokens": 1}
+    return {"choices": [{"message": {"content": top[0]["token"]}, "logprobs": logprobs}], "usage": usage}
 
 
 class Trouble:

@@ -38,7 +38,7 @@ class Refused(RunError):
     """The endpoint will not answer such a request, however often it is asked."""
 
 
-class Unreachable(RunError):
+class Silent(RunError):
     """The endpoint did not answer within the time that the run waits for it."""
 
 
@@ -52,8 +52,8 @@ class Tally:
     tokens_out: int = 0
 
 
-class Line:
-    """The line to one endpoint, which several threads use at a time."""
+class Asker:
+    """Asks one endpoint; several threads use it at a time."""
 
     def __init__(self, endpoint: Endpoint, options: EndpointOptions, token: str) -> None:
         self.endpoint, self.tally = endpoint, Tally()
@@ -220,10 +220,8 @@ class Line:
 
     def _gone(self, away: float, problem: str) -> RunError:
         if not self._reached:
-            return Unreachable(
-                f"the endpoint at {self._where} does not answer ({problem}); start it, or correct the URL"
-            )
-        return self._stop(f"has not answered for {away:.0f} seconds ({problem})", Unreachable)
+            return Silent(f"the endpoint at {self._where} does not answer ({problem}); start it, or correct the URL")
+        return self._stop(f"has not answered for {away:.0f} seconds ({problem})", Silent)
 
     def _stop(self, what: str, kind: type[RunError] = RunError) -> RunError:
         return kind(

@@ -19,10 +19,10 @@ import numpy as np
 
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Scorer, Similarities, check_frames
-from vlmsafe.signals.scorers.endpoint.asking import COMPLETIONS, Line, Refused, reason_of
+from vlmsafe.signals.scorers.endpoint.asking import COMPLETIONS, Asker, Refused, reason_of
 from vlmsafe.signals.scorers.endpoint.chat import Answer, data_url, request_body
 from vlmsafe.signals.scorers.endpoint.options import Endpoint, EndpointOptions, parse_endpoint, token
-from vlmsafe.signals.scorers.questions import questions_of
+from vlmsafe.signals.scorers.questions import questions
 from vlmsafe.signals.service.spec import GivenUp
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class EndpointScorer(Scorer):
             raise InputError(f"the option {problem} (signal.endpoint)")
         self.frames = frames
         self._endpoint, self._options, self._give_up = endpoint, options, give_up
-        self._questions = questions_of(prompts, "openai", frames)
-        self._line = Line(endpoint, options, token())
+        self._questions = questions(prompts, "openai", frames)
+        self._asker = Asker(endpoint, options, token())
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
         self._scored, self._undecided, self._seconds = 0, 0, 0.0
@@ -130,7 +130,7 @@ class EndpointScorer(Scorer):
         return found
 
     def bill(self) -> dict[str, float]:
-        tally = self._line.tally
+        tally = self._asker.tally
         return {
             "frames": self._scored,
             "requests": tally.requests,
@@ -142,21 +142,21 @@ class EndpointScorer(Scorer):
         }
 
     def close(self) -> None:
-        self._line.close()
+        self._asker.close()
         with self._pool_lock:
             pool, self._pool = self._pool, None
         if pool is not None:
-            pool.shutdown(wait=False)  # what still waits in it ends at once, because the line is closed
+            pool.shutdown(wait=False)  # what still waits in it ends at once, because the asker is closed
 
     def _ask(self, inputs: Inputs) -> list[Answer]:
         """The answers to all questions about each frame, frame by frame."""
-        self._line.open()
+        self._asker.open()
         with self._pool_lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._options.concurrency, thread_name_prefix="endpoint")
             pool = self._pool
         try:
-            asked = [pool.submit(self._line.ask, body) for bodies in pool.map(self._bodies, inputs) for body in bodies]
+            asked = [pool.submit(self._asker.ask, body) for bodies in pool.map(self._bodies, inputs) for body in bodies]
         except RuntimeError:  # another thread closed the scorer
             raise GivenUp("the endpoint is not waited for any longer") from None
         return self._collected(asked)
@@ -181,7 +181,7 @@ class EndpointScorer(Scorer):
                 for future in done:
                     future.result()
         except BaseException:
-            self._line.close()
+            self._asker.close()
             wait(pending)
             raise
         return [future.result() for future in asked]
@@ -190,27 +190,27 @@ class EndpointScorer(Scorer):
 def look_up(argument: str, prompts: PromptSet, options: EndpointOptions | None = None) -> None:
     """Check that an endpoint answers and has the model, without waiting for it."""
     options = options or EndpointOptions()
-    questions_of(prompts, "openai")
+    questions(prompts, "openai")
     endpoint = parse_endpoint(argument, options.url)
-    line = Line(endpoint, EndpointOptions(timeout=min(options.timeout, _LOOK_SECONDS)), token())
+    asker = Asker(endpoint, EndpointOptions(timeout=min(options.timeout, _LOOK_SECONDS)), token())
     try:
-        listing = line.look("/models")
+        listing = asker.look("/models")
         if listing.status in (401, 403):
-            raise InputError(str(line.refusal(listing)))
-        models = line.models() if listing.status == 200 else []
+            raise InputError(str(asker.refusal(listing)))
+        models = asker.models() if listing.status == 200 else []
         if endpoint.model in models:
             return
         # Some endpoints list no models, or not all: aliases, for example. So it is asked for a word.
         body = {"model": endpoint.model, "messages": [{"role": "user", "content": "Say yes."}], "max_tokens": 1}
-        answer = line.look(COMPLETIONS, json.dumps(body).encode())
+        answer = asker.look(COMPLETIONS, json.dumps(body).encode())
     except (OSError, http.client.HTTPException) as error:
         raise InputError(
             f"the endpoint at {endpoint.url} does not answer ({reason_of(error)}); start it, or correct the URL"
         ) from None
     finally:
-        line.close()
+        asker.close()
     if answer.status == 200:
         return
     if models and answer.status in (400, 404):
         raise unknown_name(f"model of the endpoint at {endpoint.url}", endpoint.model, models)
-    raise InputError(str(line.refusal(answer)))
+    raise InputError(str(asker.refusal(answer)))
