@@ -64,6 +64,11 @@ def _metadrive(level: str, blocks: int, density: float) -> EnvSpec:
                 settings={"accident_prob": 0.8, "out_of_road_done": True},
             ),
             "mended": Variant("exit ramps leave the road; MetaDrive lays many across it", settings={"mended": True}),
+            "route": Variant("also observes how much of the route and of the time is left", settings={"route": True}),
+            "soft-brake": Variant(
+                "the brake answers to the square of the action: noise on the pedal hardly brakes",
+                settings={"soft_brake": True},
+            ),
             "stock": Variant("MetaDrive's own, slower code; the same trajectories", settings={"fast": False}),
         },
     )

@@ -173,3 +173,36 @@ def test_variants_that_contradict_each_other_are_refused() -> None:
     message = "the variants 'density-0.2' and 'no-traffic' of metadrive-easy both set traffic_density"
     with pytest.raises(InputError, match=message):
         env_spec("metadrive-easy:density-0.2+no-traffic")
+
+
+def test_the_soft_brake_brakes_by_the_square_of_the_action_and_accelerates_as_before(start: Start) -> None:
+    def speeds(name: str, pedals: list[float]) -> list[float]:
+        env = start(name, BEND)
+        found = []
+        for pedal in pedals:
+            env.step(np.array([0.0, pedal]))
+            found.append(env.progress()["speed"])
+        env.close()
+        return found
+
+    plain = speeds("metadrive-easy:no-traffic", [1.0] * 20 + [-0.25, -1.0])
+    assert speeds("metadrive-easy:no-traffic+soft-brake", [1.0] * 20 + [-0.5, -1.0]) == plain
+    assert plain[19] > plain[20] > plain[21]
+
+
+def test_the_scripted_driver_drives_the_same_with_the_soft_brake(start: Start) -> None:
+    def drive_by_script(name: str) -> list[float]:
+        env = start(name, CRASH)
+        driver = env.expert()
+        assert driver is not None
+        found = []
+        for _ in range(150):
+            env.step(driver())
+            found.append(env.progress()["speed"])
+        env.close()
+        return found
+
+    plain, soft = drive_by_script("metadrive-easy"), drive_by_script("metadrive-easy:soft-brake")
+    assert np.diff(plain).min() < -0.05  # it brakes
+    # The square of a root is not always the same number, and MetaDrive computes in float32.
+    np.testing.assert_allclose(soft, plain, atol=0.05)

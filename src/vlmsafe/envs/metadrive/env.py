@@ -7,11 +7,13 @@ can be repeated exactly, and `fast` how the same episodes are simulated in less 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import gymnasium
 import numpy as np
 from metadrive.engine.engine_utils import engine_initialized
 from numpy.typing import NDArray
@@ -90,6 +92,8 @@ class MetaDrive(Env):
             "sensors": {"lidar": (OrderedLidar,)},
             "log_level": logging.CRITICAL,
         }
+        self._soft = bool(settings.pop("soft_brake", False))
+        self._route = bool(settings.pop("route", False))
         if settings.pop("mended", False):
             fixed["block_dist_config"] = mended_blocks()
         if taken := sorted(fixed.keys() & settings.keys()):
@@ -103,6 +107,9 @@ class MetaDrive(Env):
         self._reuse = Reuse(scenarios.size) if self._fast else None
         self._start()
         self.observation_space = self._simulator.observation_space
+        if self._route:
+            size = self.observation_space.shape[0] + 2
+            self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (size,), np.float32)
         self.action_space = self._simulator.action_space
 
     def _start(self) -> None:
@@ -132,16 +139,26 @@ class MetaDrive(Env):
         if self._fast:
             self._simulator.reuse = self._reuse if self.isolate else None
         observation, _ = self._simulator.reset(seed=scenario)
-        return observation, info
+        return self._observed(observation), info
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         # Python floats, because the simulator computes with what it gets: float32 actions would be rounded otherwise.
-        steering, acceleration = (float(value) for value in action)
-        observation, reward, terminated, truncated, info = self._simulator.step([steering, acceleration])
+        steering, pedal = (float(value) for value in action)
+        observation, reward, terminated, truncated, info = self._simulator.step(
+            [steering, soft_brake(pedal) if self._soft else pedal]
+        )
         events = {event: bool(info[event]) for event in self._costly}
         plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"]), **events}
         self._events = {**events, "cost": plain["cost"] > 0.0}
-        return observation, float(reward), bool(terminated), bool(truncated), plain
+        return self._observed(observation), float(reward), bool(terminated), bool(truncated), plain
+
+    def _observed(self, observation: Observation) -> Observation:
+        """The simulator's observation; with `route` also the shares of the route and of the time that are left."""
+        if not self._route:
+            return observation
+        route = min(max(1.0 - float(self._simulator.agent.navigation.route_completion), 0.0), 1.0)
+        time = max(1.0 - self._simulator.episode_step / self._config["horizon"], 0.0)
+        return np.append(observation, np.array([route, time], np.float32))
 
     def progress(self) -> Mapping[str, float]:
         """The share of the route covered, the speed in m/s and the position in metres."""
@@ -168,7 +185,8 @@ class MetaDrive(Env):
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
         """A driver that keeps to its lane and goes on only where it meets nobody; see `careful`."""
-        return CarefulDriver(self._simulator, lambda: self._traffic).act
+        act = CarefulDriver(self._simulator, lambda: self._traffic).act
+        return (lambda: soft_brake_action(act())) if self._soft else act
 
     def _nearby(self) -> Nearby:
         if self._lines is None:
@@ -186,3 +204,25 @@ class MetaDrive(Env):
             self._simulator.close()
         self._simulator = None
         self._roads = self._lines = None
+
+
+def soft_brake(pedal: float) -> float:
+    """What the car gets for a pedal that brakes by the square of its position: little at first, and fully at -1.
+
+    The brake is six times as strong as the engine, so that noise on the plain pedal brakes the car on average. On this
+    one, noise of a usual size hardly does, and the same force is there when it is asked for.
+
+    >>> [soft_brake(pedal) for pedal in (0.5, -0.5, -1.0)]
+    [0.5, -0.25, -1.0]
+    """
+    return pedal if pedal >= 0.0 else -(max(pedal, -1.0) ** 2)
+
+
+def soft_brake_action(action: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The action with the soft brake that does what `action` does without it.
+
+    >>> soft_brake_action(np.array([0.1, -0.25])).tolist()
+    [0.1, -0.5]
+    """
+    steering, pedal = action
+    return np.array([steering, pedal if pedal >= 0.0 else -math.sqrt(-pedal)])
