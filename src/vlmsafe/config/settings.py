@@ -99,7 +99,7 @@ class SignalConfig:
     """How similarities become a positive and a negative score."""
     gate: Literal["off", "auto", "prior-symmetric", "calibrated", "probability"] = "off"
     """Confidence gate kappa on the reward bonus; 'auto' is the scorer's own: calibrated for embedded, probability for
-    qwen2-vl, else prior-symmetric."""
+    qwen2-vl and openai, else prior-symmetric."""
     every: PositiveInt | None = None
     """Steps between two scored frames, k_clip; by default the paper's: 4 on MetaDrive and Bullet, else 1."""
     clg_weights: Literal["half", "full"] = "half"
@@ -115,7 +115,8 @@ class SignalConfig:
     device: Annotated[str, _DEVICES, tyro.conf.arg(aliases=("--scorer-device",))] = "auto"
     """Where the model runs: cpu, cuda, cuda:1, ...; 'auto' takes a GPU where there is one."""
     precision: Precision | None = None
-    """Number format of the model; by default the scorer's own: bfloat16 for qwen2-vl, else float32."""
+    """Number format of the model; by default the scorer's own: bfloat16 for qwen2-vl, else float32. For openai
+    it only says how much answers to one picture may differ."""
     compile: bool = False
     """Whether the model is compiled first: slow to start, faster on a GPU."""
     batch: PositiveInt | None = None
