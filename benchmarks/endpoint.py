@@ -54,7 +54,8 @@ class Compare:
     scorer: tyro.conf.Positional[str]
     """openai:<model>@<url>."""
     frames: int = 64
-    top_logprobs: int = 280
+    top_logprobs: int = 270
+    """All tokens of the small model, but for those that stand for nothing."""
     concurrency: tuple[int, ...] = (1, 8)
 
 
@@ -128,7 +129,7 @@ def compare(command: Compare) -> None:
 
 def main() -> None:
     command: Make | Compare = tyro.cli(
-        Annotated[Make, tyro.conf.subcommand("make")] | Annotated[Compare, tyro.conf.subcommand("compare")],  # type: ignore[arg-type]
+        Annotated[Make, tyro.conf.subcommand("make")] | Annotated[Compare, tyro.conf.subcommand("compare")],
         description=__doc__,
     )
     if isinstance(command, Make):

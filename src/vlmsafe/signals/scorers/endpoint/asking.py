@@ -32,6 +32,7 @@ _WRONG_ANSWERS = 5  # in a row to one question, after which the run stops
 _SPEAK_SECONDS = 2.0  # of waiting before the user is told about it
 _PASSING = (408, 409, 425, 429)  # and everything from 500 on
 _LONGEST_TEXT = 200  # characters of an endpoint's own message
+_NAMED = 20  # models in a message
 
 
 class Refused(RunError):
@@ -139,7 +140,7 @@ class Asker:
                 f"the endpoint at {self._where} refuses to give logprobs ({status}): {said}; lower "
                 "--signal.endpoint.top-logprobs, or use a model that gives them"
             )
-        hint = f"; it has {', '.join(models)}" if (models := self.models()) and self._unlisted(models) else ""
+        hint = f"; it has {', '.join(models[:_NAMED])}" if (models := self.models()) and self._unlisted(models) else ""
         return Refused(
             f"the endpoint at {self._where} refuses requests for the model '{self.endpoint.model}' ({status}): "
             f"{said}{hint}"
