@@ -34,6 +34,7 @@ class Connections:
         self._own = threading.local()
         self._open: set[http.client.HTTPConnection] = set()
         self._lock = threading.Lock()
+        self._hung_up = 0  # how often
 
     def send(self, method: str, path: str, body: bytes | None = None) -> Response:
         """Send a request and read its answer; OSError or HTTPException if there is none.
@@ -42,15 +43,18 @@ class Connections:
         """
         kept: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
         if kept is not None:
+            before = self._hung_up
             try:
                 return self._exchange(kept, method, path, body)
             except (ConnectionError, http.client.BadStatusLine):
-                pass  # closed while it was idle
+                if self._hung_up != before:
+                    raise  # ended from here, and not by the server while it was idle
         return self._exchange(self._connect(), method, path, body)
 
     def hang_up(self) -> None:
         """End every request under way; its thread gets an OSError."""
         with self._lock:
+            self._hung_up += 1
             for connection in self._open:
                 # Closing alone would not wake a thread that reads.
                 with suppress(OSError, AttributeError):
