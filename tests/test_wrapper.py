@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from frame_scorer import FrameScorer
 from gymnasium.utils.env_checker import check_env
+from small_qwen import save_small_qwen
 
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
-from vlmsafe.signals.gate import GATES, Gate
-from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.frame_stack import stack_of
+from vlmsafe.signals.gate import GATES, Gate, SignedGate
+from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.server import Server
@@ -288,3 +290,66 @@ def test_a_wrapper_asks_a_scoring_service_and_hangs_up_when_it_is_closed(tmp_pat
     finally:
         server.stop()
         clean_up()
+
+
+def test_a_scorer_by_name_gets_as_many_frames_as_are_asked_for(tmp_path):
+    save_small_qwen(tmp_path)
+    prompts = PromptSet(("a",), ("b",), "a pole that stands", "a pole that falls")
+    cart = gymnasium.make("CartPole-v1", render_mode="rgb_array")
+    options = {"rule": "yes-no", "device": "cpu", "frames": 3, "frame_distance": 2}
+    env = SemanticSignals(cart, f"qwen2-vl:{tmp_path}", prompts, every=2, **options)
+    assert stack_of(env.scorer) == (4, 2, 0)
+    env.reset(seed=0)
+    seen = []
+    for _ in range(6):
+        *_, info = env.step(0)
+        seen.append(cart.render())
+    expected = env.scorer.score(np.concatenate([seen[1], seen[3], seen[5]], axis=-1)[None])[0]
+    assert [info["positive_score"], info["negative_score"]] == pytest.approx(expected.tolist(), abs=1e-6)
+    with pytest.raises(InputError, match="for a scorer by name"):
+        SemanticSignals(cart, FrameScorer(PROMPTS), frames=2)
+
+
+@pytest.mark.parametrize("label", ["cost-ahead", "cost", "hazard"])
+def test_calibration_fits_a_platt_gate_on_labels_of_the_environment(label):
+    env = SemanticSignals(env_spec("braking").make(), "oracle", every=2)
+    calibration = env.calibrate(frames=150, episodes=3, gate="platt", label=label, horizon=10)
+    assert env.gate == calibration.fitted("platt")
+    assert 0 < calibration.dangerous_frames < calibration.labelled_frames <= 150
+    assert label == "cost" or calibration.platt_slope < 0.0
+    again = SemanticSignals(env_spec("braking").make(), "oracle", every=2)
+    assert again.calibrate(frames=150, episodes=3, gate="platt", label=label, horizon=10) == calibration, "seeded"
+
+
+def test_calibration_fits_a_signed_gate():
+    env = make()
+    calibration = env.calibrate(frames=30, episodes=6, gate="signed-calibrated")
+    assert env.gate == SignedGate(calibration.gate_scale, calibration.gate_centre)
+
+
+def test_labels_that_an_environment_does_not_have_are_refused():
+    env = SemanticSignals(gymnasium.make("CartPole-v1"), "noise", every=1)
+    with pytest.raises(InputError, match=r"label 'cost' reads info\['cost'\], and this environment's info has none"):
+        env.calibrate(30, gate="platt", label="cost")
+    with pytest.raises(InputError, match=r"label 'hazard' calls the environment's hazard\(\)"):
+        env.calibrate(30, gate="platt", label="hazard")
+    for settings in ({"gate": "signed"}, {"label": "danger"}, {"horizon": 0}):
+        with pytest.raises(InputError, match=r"expected one of|fits one of"):
+            env.calibrate(30, **settings)
+
+
+def test_a_gate_that_closes_on_danger_cannot_weigh_the_cost():
+    with pytest.raises(InputError, match="'signed' closes on frames that look dangerous"):
+        make(gate="signed", cost_weight=0.5)
+    env = make(cost_weight=0.5)
+    with pytest.raises(InputError, match="'platt' closes on frames that look dangerous"):
+        env.calibrate(30, gate="platt")
+
+
+def test_a_gate_of_the_users_weighs_a_wrapped_environment(tmp_path, monkeypatch):
+    (tmp_path / "quarter_gates.py").write_text(
+        "def quarter(positive, negative, margin):\n    return 0.25 + 0.0 * margin\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    steps = episode(make(gate="python:quarter_gates:quarter", every=1))
+    assert {info["kappa"] for _, info in steps} == {0.25}

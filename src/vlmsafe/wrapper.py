@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal, SupportsFloat, get_args
 
 import gymnasium
 import numpy as np
@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from vlmsafe.envs.api import as_frame
 from vlmsafe.errors import InputError
 from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.frame_stack import FrameStack
-from vlmsafe.signals.gate import GATES, AnyGate
+from vlmsafe.signals.frame_stack import FrameStack, stack_of
+from vlmsafe.signals.gate import FITTED, GATES, ONE_SIDED, AnyGate, gate_name, load_gate
+from vlmsafe.signals.platt import HAZARDOUS, Danger, DangerLabel, cost_ahead, in_words
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import ClgWeights, Scores, apply_rule
 from vlmsafe.signals.scorers.api import GateKind, Precision, Rule, Scorer, check_scorer, score_checked
@@ -57,7 +58,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         env: gymnasium.Env[Any, Any],
         scorer: Scorer | str = "embedded",
         prompts: PromptSet | str | Path | None = None,
-        gate: AnyGate | Literal["auto", "off", "prior-symmetric", "probability"] = "auto",
+        gate: AnyGate | str = "auto",
         every: int = 4,
         *,
         reward_weight: float = 0.1,
@@ -69,21 +70,26 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         precision: Precision | None = None,
         service: str = "",
         service_wait: float = 120.0,
+        frames: int | None = None,
+        frame_distance: int | None = None,
         seed: int = 0,
     ) -> None:
         """`scorer` and `prompts` are names as on the command line, or objects; several wrappers may share a scorer
         object. `precision` is by default the scorer's own, and `seed` is for scorers that use random numbers.
 
-        The gate "auto" is the scorer's own: prior-symmetric, or "probability" for "qwen2-vl". For the scorer "embedded"
+        `gate` is "off", "prior-symmetric", "probability", "signed", "python:<module>:<name>", a gate object, or "auto",
+        which is the scorer's own: prior-symmetric, or "probability" for "qwen2-vl". For the scorer "embedded"
         it is off until `calibrate` sets it. `reference` is the level above which the negative score counts; without it
         `calibrate` must be called before an episode with a `cost_weight`. `service` is the address of a scoring service
         (`vlmsafe serve`) that holds a scorer of frames; it may be away for `service_wait` seconds.
+        `frames` is how many frames a scorer by name gets at a time, where it takes any number, and `frame_distance` how
+        many steps lie between two of them; by default one, and 4.
         """
         RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, scorer=scorer, prompts=prompts, gate=gate, every=every,
             reward_weight=reward_weight, cost_weight=cost_weight, reference=reference, rule=rule,
             clg_weights=clg_weights, device=device, precision=precision, service=service, service_wait=service_wait,
-            seed=seed,
+            frames=frames, frame_distance=frame_distance, seed=seed,
         )  # fmt: skip
         self._saved_kwargs = _Shared(self._saved_kwargs)
         gymnasium.Wrapper.__init__(self, env)
@@ -94,24 +100,32 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
                 raise InputError(f"{name} is {weight}; it must be finite and 0 or greater")
         if reference is not None and not 0.0 <= reference <= 1.0:
             raise InputError(f"reference is {reference}; it must lie between 0 and 1")
-        if gate not in ("auto", *GATES) and not isinstance(gate, AnyGate):
+        named = isinstance(gate, str) and (gate in ("auto", *GATES) or gate.startswith("python:"))
+        if not named and not isinstance(gate, AnyGate):
             raise InputError(
-                f"gate is {gate!r}; expected {', '.join(GATES)}, auto, or a Gate; for a calibrated one call calibrate()"
+                f"gate is {gate!r}; expected {', '.join(GATES)}, auto, python:<module>:<name>, or a Gate; for a "
+                "calibrated one call calibrate()"
             )
         if not isinstance(scorer, Scorer | str):
             raise InputError(f"scorer is {scorer!r}; expected a scorer's name or a Scorer")
         if service and isinstance(scorer, Scorer):
             raise InputError("service is for a scorer by name; a scorer object is already loaded here, so drop service")
+        if isinstance(scorer, Scorer) and not frames is frame_distance is None:
+            raise InputError(
+                "frames and frame_distance are for a scorer by name; a scorer object has its own, so set them there"
+            )
         self.every, self.reward_weight, self.cost_weight = every, reward_weight, cost_weight
         self.rule, self.clg_weights, self.reference = rule, clg_weights, reference
         self._calibrates_reference = reference is None
         self._owns_scorer = isinstance(scorer, str)
         if isinstance(scorer, str):
             options = {"device": device, "precision": precision, "service": service, "service_wait": service_wait}
+            options |= {"frames": frames, "frame_distance": frame_distance}
             scorer = self._load(scorer, prompts, seed, options)
         self.scorer = scorer
         check_scorer(self.scorer)
         self.gate: AnyGate = _gate(gate, self.scorer.gate) if isinstance(gate, str) else gate
+        self._refuse_hidden_cost(gate_name(self.gate))
         for note in self.scorer.notes():
             warnings.warn(note, stacklevel=2)
         if rule not in self.scorer.rules:
@@ -124,7 +138,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
                 "gymnasium.make(..., render_mode='rgb_array')"
             )
         self._random = np.random.default_rng((seed, 1))
-        self._stack = FrameStack(self._frame, self.scorer.frames, every)
+        self._stack = FrameStack(self._frame, stack_of(self.scorer), every)
         self._begin_episode()
 
     def _load(self, name: str, prompts: PromptSet | str | Path | None, seed: int, options: dict[str, Any]) -> Scorer:
@@ -170,11 +184,29 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             )
         return found
 
-    def calibrate(self, frames: int = 500, episodes: int = 5, *, target: float = 0.5, seed: int = 0) -> Calibration:
+    def calibrate(
+        self,
+        frames: int = 500,
+        episodes: int = 5,
+        *,
+        gate: Literal["calibrated", "signed-calibrated", "platt"] = "calibrated",
+        target: float = 0.5,
+        label: DangerLabel = "cost-ahead",
+        horizon: int = 20,
+        seed: int = 0,
+    ) -> Calibration:
         """Set the gate, and the reference unless one was given, from frames of a random policy.
 
-        Reset the environment before using it again.
+        The gate "platt" is fitted on danger: by `label`, cost within `horizon` steps, cost in the step, or the
+        environment's hazard(). Costs are `info["cost"]`. Reset the environment before using it again.
         """
+        if gate not in FITTED:
+            raise InputError(f"gate is {gate!r}; calibrate() fits one of {', '.join(FITTED)}")
+        if label not in get_args(DangerLabel) or horizon < 1:
+            labels = ", ".join(get_args(DangerLabel))
+            raise InputError(f"label is {label!r} and horizon {horizon}; expected one of {labels}, and at least 1 step")
+        self._refuse_hidden_cost(gate)
+        ahead = _Labels(label, horizon if label == "cost-ahead" else 0) if gate == "platt" else None
         if episodes < 1 or frames < max(4, episodes):
             raise InputError(
                 f"frames is {frames} and episodes {episodes}; calibration needs at least 4 frames, and one per episode"
@@ -190,19 +222,37 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             )  # the first seed determines the later episodes
             step, finished = 0, False
             while not finished and (len(parts) - before < per_episode or episodes == 1):
-                observation, _, terminated, truncated, _ = self._env_step(self.env.action_space.sample())
+                observation, _, terminated, truncated, info = self._env_step(self.env.action_space.sample())
                 step, finished = step + 1, bool(terminated or truncated)
                 if (inputs := self._input(observation, step)) is not None:
                     parts.append(self._score(inputs))
+                if ahead is not None:
+                    ahead.after(info, self.env, inputs is not None)
+            if ahead is not None:
+                ahead.end(finished)
             episode_count += len(parts) > before
             without_frame = 0 if len(parts) > before else without_frame + 1
             if without_frame == 20:
                 raise InputError(f"20 episodes ended before step {self.every}, so no frame was taken; lower `every`")
-        calibration = Calibration.of(Scores.join(parts, frames), episode_count, gate_target=target)
-        self.gate = calibration.gate
+        calibration = Calibration.of(
+            Scores.join(parts, frames),
+            episode_count,
+            gate_target=None if gate == "platt" else target,
+            danger=None if ahead is None else ahead.danger(frames),
+        )
+        self.gate = calibration.fitted(gate)
+        if calibration.warning is not None:
+            warnings.warn(calibration.warning, stacklevel=2)
         if self._calibrates_reference:
             self.reference = calibration.negative_median
         return calibration
+
+    def _refuse_hidden_cost(self, gate: str) -> None:
+        if self.cost_weight > 0.0 and gate in ONE_SIDED:
+            raise InputError(
+                f"the gate '{gate}' closes on frames that look dangerous, so it would hide them from the cost; use "
+                "another gate, or drop cost_weight"
+            )
 
     def _input(self, observation: Any, step: int) -> NDArray[Any] | None:
         """The scorer's input after a step that is scored, as a batch of one; None after other steps."""
@@ -277,6 +327,44 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         }
 
 
+class _Labels:
+    """Which calibration frames are dangerous, collected step by step."""
+
+    def __init__(self, label: DangerLabel, horizon: int) -> None:
+        self._label, self._horizon = label, horizon
+        self._costs: list[float] = []
+        self._hazardous: list[bool] = []
+        self._scored: list[bool] = []
+        self._ends: list[int] = []
+        self._finished: list[bool] = []
+
+    def after(self, info: dict[str, Any], env: gymnasium.Env[Any, Any], scored: bool) -> None:
+        if self._label == "hazard":
+            if not env.has_wrapper_attr("hazard"):
+                raise InputError("label 'hazard' calls the environment's hazard(), and this environment has none")
+            self._hazardous.append(env.get_wrapper_attr("hazard")() >= HAZARDOUS)
+        elif "cost" not in info:
+            raise InputError(f"label '{self._label}' reads info['cost'], and this environment's info has none")
+        self._costs.append(float(info.get("cost", 0.0)))
+        self._scored.append(scored)
+
+    def end(self, finished: bool) -> None:
+        if self._costs and self._ends[-1:] != [len(self._costs)]:
+            self._ends.append(len(self._costs))
+            self._finished.append(finished)
+
+    def danger(self, frames: int) -> Danger:
+        """Of the first `frames` scored steps."""
+        scored = np.array(self._scored)
+        if self._label == "hazard":
+            dangerous, known = np.array(self._hazardous), np.ones(len(scored), np.bool_)
+        else:
+            ends, finished = np.array(self._ends), np.array(self._finished)
+            dangerous, known = cost_ahead(np.array(self._costs), ends, finished, self._horizon)
+        what = in_words(self._label, self._horizon)
+        return Danger(dangerous[scored][:frames], known[scored][:frames], what)
+
+
 class _Shared(dict[str, Any]):
     """The arguments of a wrapper. Gymnasium copies them with an environment's spec, but a model must not be copied."""
 
@@ -287,7 +375,7 @@ class _Shared(dict[str, Any]):
 def _gate(name: str, own: GateKind) -> AnyGate:
     """A gate by name. A wrapper does not calibrate by itself, because that would run whole episodes."""
     if name != "auto":
-        return GATES[name]
+        return load_gate(name)
     return GATES["off" if own == "calibrated" else own]
 
 

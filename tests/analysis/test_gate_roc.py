@@ -28,7 +28,7 @@ from vlmsafe.analysis.tables import stacked
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.trace.record import trace
 from vlmsafe.paper.published import published
-from vlmsafe.signals.gate import Gate
+from vlmsafe.signals.gate import Gate, PlattGate, SignedGate, gate_levels
 from vlmsafe.signals.scorers.registry import make_scorer
 
 FEW = {"resamples": 20}
@@ -313,3 +313,37 @@ def test_curves_are_of_what_the_table_judges():
     keys = ["arm", "score", "calibrated_on", "half"]
     judged = gate_roc(steps, **FEW).select(keys)
     assert gate_curves(steps).select(keys).unique(maintain_order=True).equals(judged)
+
+
+@pytest.mark.parametrize("own", [SignedGate(80.0, 0.01), PlattGate(-60.0, -1.0)])
+def test_a_gate_that_eq_3_does_not_describe_is_judged_by_its_recorded_kappa(own):
+    steps = two_arms(scored=0.5)
+    levels = gate_levels(own)
+    margins = pl.Series(steps["margin"].fill_null(0.0).to_numpy())
+
+    def recorded(kappa):
+        return steps.with_columns(
+            kappa=pl.when("scored").then(pl.Series(kappa)), gate_scale=levels["scale"], gate_centre=levels["centre"]
+        )
+
+    other = recorded(own.kappa(margins.to_numpy()))
+    found = gate_roc(other, **FEW).filter(score="recorded kappa")
+    assert found["arm"].to_list() == ["plain", "shaped"]
+    for arm, row in zip(("plain", "shaped"), found.iter_rows(named=True), strict=True):
+        frames = other.filter("scored", arm=arm)
+        contact = (frames["cost"] > 0.0).to_numpy()
+        assert row["auc"] == pytest.approx(auc(frames["kappa"].to_numpy(), contact))
+    cells = gate_cells(other).filter(gate="recorded")
+    assert cells["scale"].to_list() == [levels["scale"]] * 4
+    # A gate of Eq. 3 has its rows already.
+    folded = recorded(Gate(levels["scale"], levels["centre"]).kappa(margins.to_numpy()))
+    assert gate_roc(folded, **FEW).equals(gate_roc(steps, **FEW))
+
+
+def test_a_recorded_kappa_without_levels_is_judged_too():
+    """As that of a probability gate, or of a function of the user's."""
+    steps = two_arms(scored=0.5)
+    half = pl.when("scored").then(0.5)
+    table = steps.with_columns(kappa=half, gate_scale=pl.lit(None, pl.Float64), gate_centre=pl.lit(None, pl.Float64))
+    found = gate_roc(table, **FEW).filter(score="recorded kappa")
+    assert found["auc"].to_list() == [0.5, 0.5]

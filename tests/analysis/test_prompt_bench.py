@@ -1,5 +1,7 @@
 """The prompt bench says of every candidate what the tests of one signal say, and how far two are apart."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -8,7 +10,8 @@ from vlmsafe.analysis.anticipation import anticipation, passes
 from vlmsafe.analysis.auc import auc, auc_interval, draw_resamples
 from vlmsafe.analysis.prompt_bench import Candidate, bench, difference
 from vlmsafe.errors import InputError
-from vlmsafe.signals.gate import Gate
+from vlmsafe.signals.gate import Gate, ProbabilityGate
+from vlmsafe.signals.rules import Scores
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +193,19 @@ def test_a_warning_that_rests_on_one_episode_is_too_few_contacts(steps):
 def test_a_seed_below_zero_is_refused(steps):
     with pytest.raises(InputError, match="the seed of the resamples is -1; it must be at least 0"):
         bench(steps, [candidate(steps, "one", 1.0)], resamples=5, seed=-1)
+
+
+def test_kappa_is_that_of_the_gate_that_a_run_with_the_scorer_would_have(steps):
+    one = candidate(steps, "one", 1.0)
+    gates = {"prior-symmetric": Gate(), "calibrated": Gate.calibrated(one.margin), "probability": ProbabilityGate()}
+    candidates = [replace(one, name=name, gate=name) for name in gates]
+    recorded = np.linspace(0.0, 1.0, len(one.margin))
+    candidates.append(replace(one, name="as recorded", gate="platt", recorded_kappa=recorded))
+    flat = replace(one, name="flat", gate="calibrated", margin=np.full_like(one.margin, 0.02))
+    rows = bench(steps, [*candidates, flat], resamples=20).margins.rows_by_key("candidate", named=True, unique=True)
+    scores = Scores(one.positive, one.negative, one.margin)
+    for name, gate in gates.items():
+        assert rows[name]["gate"] == name
+        assert rows[name]["kappa_median"] == pytest.approx(np.median(gate(scores)))
+    assert (rows["as recorded"]["gate"], rows["as recorded"]["kappa_median"]) == ("platt", pytest.approx(0.5))
+    assert (rows["flat"]["kappa_median"], rows["flat"]["kappa_open"]) == (None, None), "it cannot be calibrated"

@@ -94,3 +94,24 @@ def test_a_copied_run_is_found(runs):
 def test_one_run_alone_is_audited_without_a_comparison(trained):
     result = audit([trained / "speeding" / "ppo-lag" / "seed-3"])
     assert (result.runs, result.comparisons, result.findings) == (1, (), ())
+
+
+@pytest.mark.parametrize(
+    ("gate", "scorer", "state", "remedy"),
+    [
+        ("signed", "constant:0.3,0.6", "closed", "calibrate it (--signal.gate signed-calibrated)"),
+        ("python:wide_open_gates:always", "noise", "open", "change your function 'python:wide_open_gates:always'"),
+    ],
+)
+def test_a_gate_that_the_paper_does_not_have_is_found_stuck_too(tmp_path, monkeypatch, gate, scorer, state, remedy):
+    (tmp_path / "wide_open_gates.py").write_text(
+        "def always(positive, negative, margin):\n    return 1.0 + 0 * margin\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    train(
+        env="speeding", method="vlm-ppo-lag-conf", total_steps=400, steps_per_epoch=200, learner={"update_iters": 1},
+        run_dir=str(tmp_path / "run"), quiet=True, signal={"scorer": scorer, "gate": gate},
+    )  # fmt: skip
+    found = [one for one in audit([tmp_path / "run"]).findings if one.code == "gate-saturated"]
+    assert len(found) == 1
+    assert f"a gate that is {state} everywhere weighs nothing: {remedy}" in found[0].fix

@@ -16,6 +16,8 @@ from vlmsafe.evaluation.gated_scorers import GatedScorer, gated_scorers
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.evaluation.trace.record import trace, trace_summary
 from vlmsafe.io.images import ROUNDING, decode
+from vlmsafe.runs.traces import open_trace
+from vlmsafe.signals.frame_stack import stack_of
 from vlmsafe.signals.gate import GATES, Gate
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.registry import make_scorer
@@ -164,3 +166,32 @@ def test_a_judge_of_ones_own_brings_its_gate(plain):
     gate = Gate(3.0, 0.2)
     table = trace(plain, {"mine": GatedScorer(make_scorer("oracle", None), gate)}, episodes=1)
     np.testing.assert_allclose(table["mine_kappa"], gate.kappa(table["mine_margin"].to_numpy()), rtol=1e-12)
+
+
+def test_a_scorer_of_any_number_of_frames_looks_at_those_of_the_run_or_at_the_chosen_ones(tmp_path):
+    save_small_qwen(tmp_path / "qwen")
+    name = f"qwen2-vl:{tmp_path / 'qwen'}"
+    signal = {
+        "scorer": name,
+        "precision": "float32",
+        "every": 5,
+        "frames": 3,
+        "frame_distance": 2,
+        "prompts": "metadrive",
+    }
+    run = train(env="braking", method="qwen2-vl-conf", signal=signal, run_dir=str(tmp_path / "run"), **SMALL)
+    plan = plan_of(run)
+    assert stack_of(gated_scorers(plan, [], None)[""].scorer) == (4, 2, 0)
+    assert stack_of(gated_scorers(plan, [], None, scorer_frames=2)[""].scorer) == (4, 0)
+    both = gated_scorers(plan, ["embedded", name], None, scorer_frames=2, frame_distance=3)
+    assert [stack_of(one.scorer) for one in both.values()] == [(4, 0), (3, 0)]
+    with pytest.raises(InputError, match="'embedded' looks at 2 frames"):
+        gated_scorers(plan, ["embedded"], None, scorer_frames=5)
+
+    alone = trace(run, name, episodes=1, every=5)
+    two = trace(
+        run, ["embedded", name], episodes=1, every=5, scorer_frames=3, frame_distance=2, write=True, frames=True
+    )
+    np.testing.assert_allclose(two["qwen2_vl_positive"], alone["positive"], atol=1e-6)
+    described = open_trace(run.path).scorers
+    assert [(one.frames, one.frame_distance) for one in described] == [(2, 4), (3, 2)]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmsafe.errors import EnvironmentFailure
-from vlmsafe.signals.frame_stack import STEPS_APART, FrameStack, stack_shape
+from vlmsafe.signals.frame_stack import FrameStack, joint_stack, part_of_stack, stack_shape, steps_back
 
 
 class Camera:
@@ -32,19 +32,21 @@ def drive(camera: Camera, stack: FrameStack, steps: int) -> dict[int, list[int]]
     return found
 
 
-@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 40))
-def test_a_stack_holds_the_frames_some_steps_apart_oldest_first(frames: int, every: int, steps: int) -> None:
+@given(st.integers(1, 4), st.integers(1, 7), st.integers(1, 9), st.integers(1, 40))
+def test_a_stack_holds_the_frames_some_steps_apart_oldest_first(
+    frames: int, distance: int, every: int, steps: int
+) -> None:
     camera = Camera()
-    found = drive(camera, FrameStack(camera.frame, frames, every), steps)
+    found = drive(camera, FrameStack(camera.frame, steps_back(frames, distance), every), steps)
     assert list(found) == list(range(every, steps + 1, every))
     for step, shown in found.items():
-        back = [step - STEPS_APART * number for number in reversed(range(frames))]
+        back = [step - distance * number for number in reversed(range(frames))]
         assert shown == [at if at >= 1 else step for at in back]
 
 
 def test_an_episode_sees_nothing_of_the_one_before_it() -> None:
     camera = Camera()
-    stack = FrameStack(camera.frame, 2, 1)
+    stack = FrameStack(camera.frame, steps_back(2), 1)
     drive(camera, stack, 9)
     assert drive(camera, stack, 3) == {1: [1, 1], 2: [2, 2], 3: [3, 3]}
 
@@ -52,13 +54,13 @@ def test_an_episode_sees_nothing_of_the_one_before_it() -> None:
 @pytest.mark.parametrize(("frames", "every", "rendered"), [(1, 4, 10), (2, 4, 10), (2, 1, 40), (2, 10, 8), (1, 10, 4)])
 def test_no_frame_is_rendered_that_no_stack_needs(frames: int, every: int, rendered: int) -> None:
     camera = Camera()
-    drive(camera, FrameStack(camera.frame, frames, every), 40)
+    drive(camera, FrameStack(camera.frame, steps_back(frames), every), 40)
     assert camera.rendered == rendered
 
 
 def test_frames_that_change_their_size_are_an_error() -> None:
     camera = Camera()
-    stack = FrameStack(camera.frame, 2, 1)
+    stack = FrameStack(camera.frame, steps_back(2), 1)
     stack.after(1)
     camera.picture = np.zeros((4, 4, 3), np.uint8)
     with pytest.raises(EnvironmentFailure, match=r"changed their size within an episode, to \(4, 4, 3\) at step 2"):
@@ -67,4 +69,29 @@ def test_frames_that_change_their_size_are_an_error() -> None:
 
 def test_a_stack_has_the_shape_that_is_announced() -> None:
     camera = Camera()
-    assert FrameStack(camera.frame, 2, 1).after(1).shape == stack_shape((2, 3, 3), 2) == (2, 3, 6)
+    assert FrameStack(camera.frame, steps_back(2), 1).after(1).shape == stack_shape((2, 3, 3), 2) == (2, 3, 6)
+
+
+STACKS = st.builds(steps_back, st.integers(1, 4), st.integers(1, 6))
+
+
+@given(st.lists(STACKS, min_size=1, max_size=3), st.integers(1, 5))
+def test_each_of_several_scorers_gets_its_own_frames_out_of_a_joint_stack(stacks: list, every: int) -> None:
+    def seen(stack: tuple[int, ...]) -> list[np.ndarray]:
+        camera = Camera()
+        watch, found = FrameStack(camera.frame, stack, every), []
+        for camera.step in range(1, 30):
+            if (frames := watch.after(camera.step)) is not None:
+                found.append(frames.copy())
+        return found
+
+    joint = joint_stack(stacks)
+    whole = np.stack(seen(joint))
+    for stack in stacks:
+        np.testing.assert_array_equal(part_of_stack(whole, joint, stack), np.stack(seen(stack)))
+
+
+def test_stacks_of_one_distance_are_shared_without_a_copy() -> None:
+    whole = np.zeros((2, 4, 4, 9), np.uint8)
+    assert joint_stack([(4, 0), (8, 4, 0)]) == (8, 4, 0)
+    assert np.shares_memory(part_of_stack(whole, (8, 4, 0), (4, 0)), whole)

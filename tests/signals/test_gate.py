@@ -7,7 +7,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from vlmsafe.errors import InputError
-from vlmsafe.signals.gate import Gate, OpenGate, ProbabilityGate
+from vlmsafe.signals.gate import (
+    FITTED,
+    GATES,
+    Gate,
+    OpenGate,
+    PlattGate,
+    ProbabilityGate,
+    SignedGate,
+    UserGate,
+    gate_levels,
+    gate_name,
+    gate_source,
+    load_gate,
+)
 from vlmsafe.signals.rules import Scores
 
 # The paper's table of median margins and the median kappa at (s, c) = (100, 0), per cell. Margins are rounded.
@@ -89,3 +102,113 @@ def test_probability_gate_is_the_distance_of_the_shares(positive, negative):
         assert kappa == pytest.approx(abs(2 * positive / (positive + negative) - 1), abs=1e-12)
     else:
         assert kappa == 0.0
+
+
+@given(st.lists(MARGINS, min_size=2, max_size=2), st.floats(0.1, 600.0), st.floats(-1.0, 1.0))
+def test_a_signed_gate_grows_with_the_margin_and_pays_nothing_on_the_dangerous_side(margins, scale, centre):
+    low, high = sorted(margins)
+    gate = SignedGate(scale, centre)
+    weak, strong = (float(gate.kappa(np.array(margin))) for margin in (low, high))
+    assert 0.0 <= weak <= strong <= 1.0
+    for margin, kappa in ((low, weak), (high, strong)):
+        if margin <= centre:
+            assert kappa == 0.0
+        else:
+            assert kappa == float(Gate(scale, centre).kappa(margin)), "on the safe side it is Eq. 3"
+
+
+@given(st.lists(MARGINS, min_size=2, max_size=2), st.floats(-600.0, 600.0), st.floats(-50.0, 50.0))
+def test_a_platt_gate_is_a_probability_that_follows_the_sign_of_its_slope(margins, slope, intercept):
+    low, high = sorted(margins)
+    gate = PlattGate(slope, intercept)
+    first, last = (float(gate.kappa(np.array(margin))) for margin in (low, high))
+    assert 0.0 <= min(first, last) <= max(first, last) <= 1.0
+    assert last >= first if slope <= 0.0 else last <= first
+    with np.errstate(over="ignore"):
+        assert first == pytest.approx(1.0 / (1.0 + np.exp(slope * low + intercept)), abs=1e-9)
+    if slope and abs(gate.centre) < 1e3:
+        assert float(gate.kappa(np.array(gate.centre))) == pytest.approx(0.5, abs=1e-6)
+
+
+def test_every_gate_has_the_name_under_which_a_run_asks_for_it():
+    assert {gate_name(gate): gate for gate in GATES.values()} == GATES
+    fitted = (Gate(50.0, 0.1), SignedGate(50.0, 0.1), PlattGate(-2.0, 1.0))
+    assert tuple(map(gate_name, fitted)) == FITTED
+    assert gate_levels(SignedGate(50.0, 0.1)) == {"scale": 50.0, "centre": 0.1}
+    assert gate_levels(PlattGate(-2.0, 1.0)) == {"scale": 2.0, "centre": 0.5}
+    assert gate_levels(ProbabilityGate()) == gate_levels(OpenGate()) == {"scale": None, "centre": None}
+    assert PlattGate(0.0, 1.0).centre is None
+
+
+GATE_FILE = """
+import numpy as np
+
+def half(positive, negative, margin):
+    margin *= 0.0  # it may work in place
+    return 0.5 * np.ones_like(positive) + 0.5 * (positive > negative)
+
+def wide(positive, negative, margin):
+    return np.ones(len(margin) + 1)
+
+def loud(positive, negative, margin):
+    return 1.0 + positive
+
+def lost(positive, negative, margin):
+    return margin * np.nan
+
+def words(positive, negative, margin):
+    return ["open"] * len(margin)
+
+def fails(positive, negative, margin):
+    raise ZeroDivisionError("by design")
+
+LEVEL = 0.5
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module of the user's with gates, under a name of its own."""
+    name = f"gates_of_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(GATE_FILE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def test_a_gate_of_the_users_weighs_by_its_function_and_changes_no_score(module):
+    gate = load_gate(f"python:{module}:half")
+    some = scores([0.6, 0.2], [0.4, 0.8])
+    np.testing.assert_array_equal(gate(some), [1.0, 0.5])
+    np.testing.assert_array_equal(some.margin, some.positive - some.negative)
+    assert gate(scores([], [])).shape == (0,)
+    assert gate_name(gate) == f"python:{module}:half"
+    assert gate.source.files.keys() == {f"{module}.py"}
+    assert gate.source.digest == gate_source(gate.name).digest
+    assert gate_source("signed") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wide", r"gave an array of shape \(3,\) for 2 frames; expected one kappa per frame, \(2,\)"),
+        ("loud", r"gave kappa from 1.2 to 1.6; every kappa must lie between 0 and 1"),
+        ("lost", "gave kappa from nan to nan"),
+        ("words", "raised ValueError"),
+        ("fails", "raised ZeroDivisionError: by design"),
+    ],
+)
+def test_what_a_gate_of_the_users_returns_is_checked(module, name, message):
+    gate = load_gate(f"python:{module}:{name}")
+    assert isinstance(gate, UserGate)
+    with pytest.raises(InputError, match=message) as caught:
+        gate(scores([0.6, 0.2], [0.4, 0.8]))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_gate_that_cannot_be_had_is_named(module):
+    with pytest.raises(InputError, match="cannot import the gate 'python:no_such_module:gate'"):
+        load_gate("python:no_such_module:gate")
+    with pytest.raises(InputError, match=f"unknown gate of {module} 'halves'; did you mean 'half'"):
+        load_gate(f"python:{module}:halves")
+    with pytest.raises(InputError, match="is a float; expected a class or a function"):
+        load_gate(f"python:{module}:LEVEL")

@@ -114,6 +114,7 @@ def test_a_study_that_can_run_has_no_problems(here):
         ({"scorer": "embedded:lost.safetensors"}, "lost.safetensors"),
         ({"scorer": "clip:lost/folder/of/mine"}, "there is no folder 'lost/folder/of/mine'"),
         ({"scorer": "oracle"}, "has no hazard"),
+        ({"scorer": "noise', signal.gate: 'python:pottery:Shut"}, "unknown gate of pottery 'Shut'"),
         ({"traces": "{protocol: held-out, prompts: gone.yaml, scorers: [embedded]}"}, "cannot read prompts from gone"),
         ({"traces": "{protocol: held-out, scorers: ['python:pottery:Nothing']}"}, "scorer of pottery 'Nothing'"),
     ],

@@ -432,3 +432,23 @@ def test_a_real_models_scores_do_not_depend_on_when_they_are_computed(tmp_path, 
     first = [run.rows("epochs")[0] for run in runs]
     for name in ("positive_score", "negative_score", "margin", "bonus"):
         assert first[0][name] == pytest.approx(first[1][name], rel=1e-5)
+
+
+def test_a_clip_of_several_frames_scores_a_run_and_resumes_exactly(tmp_path, models):
+    settings = {**SMALL, "method": "qwen2-vl-conf", "num_envs": 2}
+    signal = {"scorer": models["qwen2-vl"], "batch": 8, "precision": "float32", "every": 3}
+    clip = {**signal, "frames": 3, "frame_distance": 2}
+    whole, cut = (train(**settings, run_dir=str(tmp_path / name), signal=clip) for name in ("whole", "cut"))
+    path_of(cut.checkpoints, 2).unlink()
+    resume(cut.path, quiet=True)
+    assert_equal_runs(whole, cut)
+    assert whole.events()[0]["scorer"]["frames"] == 3
+    single = train(**settings, run_dir=str(tmp_path / "single"), signal={**signal, "frames": 1})
+    assert (single.config.signal.frames, single.config.signal.frame_distance) == (None, None)
+    near = train(**settings, run_dir=str(tmp_path / "near"), signal={**clip, "frame_distance": 1})
+    scores = [run.rows("epochs")[0]["negative_score"] for run in (whole, single, near)]
+    assert len(set(scores)) == 3, "the number of frames and their distance matter"
+    for frame_scorer, message in (("embedded", "'embedded' looks at 2 frames"), ("clip:x", "'clip' looks at 1 frame")):
+        with pytest.raises(InputError, match=message):
+            train(**SMALL, run_dir=str(tmp_path / "none"), signal={"scorer": frame_scorer, "frames": 5})
+    assert not (tmp_path / "none").exists()

@@ -3,7 +3,8 @@
 kappa is a distance from a centre: it is large on both sides. A gate that is nearly open or nearly closed everywhere
 gives every frame the same weight. A gate that opens in contact may do so because contact frames have unusually low
 margins; the negated margin shows this more directly. A gate that is judged on the frames it was calibrated on is judged
-in-sample. For comparison, gates are also calibrated on one half of the episodes and judged on the other.
+in-sample. For comparison, gates are also calibrated on one half of the episodes and judged on the other. A gate that
+Eq. 3 does not describe (signed, platt, probability, or a function of the user's) is judged by the kappa in the traces.
 
 Functions that take tables expect traces stacked by `vlmsafe.analysis.tables.stacked`, and use scored steps only.
 """
@@ -146,9 +147,10 @@ def gate_roc(
     `calibrated_on` is null for the prior-symmetric gate and the negated margin, `same frames` for the in-sample gate,
     and `other half` for a gate calibrated on half of the episodes, drawn with `seed`, and judged on the rest. `half` is
     the number of the half that is judged. The negated margin has rows on the halves too, so that it can be compared on
-    equal frames. `contact_margin` and `free_margin` are median margins with and without contact.
-    `contact_below_centre` is the share of contact frames with a margin below the gate's centre; they count as confident
-    only because kappa is folded.
+    equal frames. `recorded kappa` is that of the traces, where Eq. 3 does not give it; an AUC below one half says that
+    this gate closes in contact, as a signed one should. `contact_margin` and `free_margin` are median margins with and
+    without contact. `contact_below_centre` is the share of contact frames with a margin below the gate's centre; they
+    count as confident only because kappa is folded.
     """
     rows = []
     for arm, margins, contact, episodes in _scored_arms(steps, scorer):
@@ -161,7 +163,22 @@ def gate_roc(
                 row |= {"scale": gate.scale, "centre": gate.centre}
                 levels["contact_below_centre"] = float((shown[hits] < gate.centre).mean()) if hits.any() else None
             rows.append({"arm": arm, **row, **asdict(found), **levels})
+        if (kappa := _other_kappa(steps.filter(arm=arm), scorer)) is not None:
+            found = auc_interval(kappa, contact, episodes, resamples=resamples, seed=seed)
+            levels = {"contact_margin": _median(margins[contact]), "free_margin": _median(margins[~contact])}
+            rows.append({"arm": arm, "score": "recorded kappa", **asdict(found), **levels})
     return pl.DataFrame(rows, schema=ROC_SCHEMA)
+
+
+def _other_kappa(steps: pl.DataFrame, scorer: str) -> Float64 | None:
+    """kappa of an arm's scored steps, in the order of `_scored_arms`, where no gate of Eq. 3 has recorded it."""
+    names = [scorer_column(scorer, name) for name in ("kappa", "gate_scale", "gate_centre", "margin")]
+    own = steps.filter("scored")
+    if not set(names) <= set(own.columns) or own[names[0]].null_count():
+        return None
+    kappa, scale, centre, margin = (floats(own, name) for name in names)
+    folded = np.abs(np.tanh(scale * (margin - centre) / 2.0))
+    return None if np.allclose(kappa, folded, rtol=0.0, atol=1e-6) else kappa
 
 
 def gate_thresholds(

@@ -22,7 +22,7 @@ from vlmsafe.analysis.anticipation import SCHEMA as ANTICIPATION_SCHEMA
 from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask
 from vlmsafe.analysis.tables import episode_numbers, floats, require_columns, require_trace, scorer_column
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.signals.gate import Gate
+from vlmsafe.signals.gate import Gate, MarginGate
 
 SIGNALS = ("kappa", "negative", "positive", "margin")
 """kappa, c_vlm, r_vlm and the margin between the prompt groups."""
@@ -35,7 +35,7 @@ _WHAT = "lead time"
 def lead_time(
     steps: pl.DataFrame,
     *,
-    gate: Gate = _PRIOR,
+    gate: MarginGate = _PRIOR,
     scorer: str = "",
     horizons: Sequence[int] = HORIZONS,
     resamples: int = RESAMPLES,
@@ -152,7 +152,12 @@ def auc_ranges(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def lead_lag(
-    steps: pl.DataFrame, *, signal: str = "negative", lags: Iterable[int] = LAGS, gate: Gate = _PRIOR, scorer: str = ""
+    steps: pl.DataFrame,
+    *,
+    signal: str = "negative",
+    lags: Iterable[int] = LAGS,
+    gate: MarginGate = _PRIOR,
+    scorer: str = "",
 ) -> pl.DataFrame:
     """Spearman's correlation between a signal at step t and the cost at t + k, per arm and lag k.
 
@@ -247,7 +252,7 @@ def variability(values: Float64, episodes: Int64) -> Variability:
     )
 
 
-def score_variability(steps: pl.DataFrame, *, gate: Gate = _PRIOR, scorer: str = "") -> pl.DataFrame:
+def score_variability(steps: pl.DataFrame, *, gate: MarginGate = _PRIOR, scorer: str = "") -> pl.DataFrame:
     """`variability` of every signal of a trace, per arm."""
     require_trace(steps, _WHAT, scorer, ("positive", "negative", "margin"))
     numbered = steps.with_columns(number=episode_numbers(steps, _WHAT)).filter("scored")
@@ -265,7 +270,7 @@ def score_variability(steps: pl.DataFrame, *, gate: Gate = _PRIOR, scorer: str =
     )
 
 
-def _signal(steps: pl.DataFrame, name: str, scorer: str, gate: Gate) -> Float64:
+def _signal(steps: pl.DataFrame, name: str, scorer: str, gate: MarginGate) -> Float64:
     """A signal at every step; NaN at steps that were not scored."""
     if name not in SIGNALS:
         raise unknown_name("signal", name, SIGNALS)

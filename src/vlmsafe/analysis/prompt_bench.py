@@ -19,8 +19,10 @@ import polars as pl
 
 from vlmsafe.analysis.anticipation import CONTROL, STANDARDISED, anticipation, standardise, steps_to_contact, verdict
 from vlmsafe.analysis.auc import RESAMPLES, Float64, Int64, Mask, concordance, draw_resamples, number_episodes, pooled
+from vlmsafe.analysis.gate_roc import OPEN, calibrated
 from vlmsafe.errors import InputError
-from vlmsafe.signals.gate import Gate
+from vlmsafe.signals.gate import GATES
+from vlmsafe.signals.rules import Scores
 
 HORIZONS = (5, 10, 20, 40)
 DIFFERENCE_HORIZON = 20
@@ -46,6 +48,10 @@ class Candidate:
     """The group, positive or negative, and the text of each similarity."""
     similarities: Float64 | None = None
     """[scored steps, prompts]."""
+    gate: str = "prior-symmetric"
+    """The gate that a run with this scorer would have; 'calibrated' is calibrated on these steps."""
+    recorded_kappa: Float64 | None = None
+    """kappa of scores that were recorded; None where the gate gives it."""
 
     def dangers(self) -> dict[str, Float64]:
         """Its signals by name; higher values mean more danger."""
@@ -61,7 +67,7 @@ class Bench:
     differences: pl.DataFrame
     """candidate, signal, horizon, difference of its AUC from that of the first candidate, low, high."""
     margins: pl.DataFrame
-    """candidate, frames, quartiles of the margin, its medians in contact and without, kappa, variation of c_vlm."""
+    """candidate, frames, quartiles of the margin, its medians in contact and without, gate, kappa, spread of c_vlm."""
     prompts: pl.DataFrame
     """candidate, group, prompt, mean, deviation, and AUCs of its similarity turned towards danger."""
     frames: int
@@ -103,7 +109,7 @@ def bench(steps: pl.DataFrame, candidates: Sequence[Candidate], *, resamples: in
         differences=pl.DataFrame(
             [row for other in candidates[1:] for row in view.differences(other, first)], schema=_DIFFERENCE_SCHEMA
         ),
-        margins=pl.DataFrame([view.margins(candidate) for candidate in candidates]),
+        margins=pl.DataFrame([view.margins(candidate) for candidate in candidates], infer_schema_length=None),
         prompts=pl.DataFrame(
             [row for candidate in candidates for row in view.prompts(candidate)], schema=_PROMPT_SCHEMA
         ),
@@ -204,10 +210,10 @@ class _View:
         return rows
 
     def margins(self, candidate: Candidate) -> dict[str, Any]:
-        """Quartiles of the margin, kappa of the prior-symmetric gate, and how much c_vlm varies."""
+        """Quartiles of the margin, kappa of the scorer's own gate, and how much c_vlm varies."""
         margin, touched = candidate.margin, self.touched[self.known]
         low, middle, high = np.quantile(margin, [0.25, 0.5, 0.75])
-        kappa = Gate().kappa(margin)
+        kappa = _kappa(candidate)
         return {
             "candidate": candidate.name,
             "frames": len(margin),
@@ -217,8 +223,9 @@ class _View:
             "positive_margins": float((margin > 0.0).mean()),
             "contact_margin": float(np.median(margin[touched])) if touched.any() else None,
             "free_margin": float(np.median(margin[~touched])) if not touched.all() else None,
-            "kappa_median": float(np.median(kappa)),
-            "kappa_open": float((kappa > 0.9).mean()),
+            "gate": candidate.gate,
+            "kappa_median": None if kappa is None else float(np.median(kappa)),
+            "kappa_open": None if kappa is None else float((kappa > OPEN).mean()),
             "c_vlm_mean": float(candidate.negative.mean()),
             "c_vlm_std": float(candidate.negative.std()),
             "c_vlm_within": _within(candidate.negative, self.numbers[self.known]),
@@ -273,6 +280,14 @@ def difference(
     chosen, pairs = resamples[pairs > 0.0], pairs[pairs > 0.0]
     low, high = np.quantile(((chosen @ wins) * chosen).sum(axis=1) / pairs, _TAILS) if len(pairs) else (None, None)
     return float(wins.sum()) / total, None if low is None else float(low), None if high is None else float(high)
+
+
+def _kappa(candidate: Candidate) -> Float64 | None:
+    """kappa of the gate that a run would have; None if it cannot be calibrated on these steps."""
+    if candidate.recorded_kappa is not None:
+        return candidate.recorded_kappa
+    gate = calibrated(candidate.margin) if candidate.gate == "calibrated" else GATES[candidate.gate]
+    return None if gate is None else gate(Scores(candidate.positive, candidate.negative, candidate.margin))
 
 
 def _within(values: Float64, episodes: Int64) -> float:

@@ -50,6 +50,10 @@ class PromptsCommand:
     """bench: where the model runs: cpu, cuda, ...; 'auto' takes a GPU where there is one."""
     batch: int | None = None
     """bench: frames scored at a time; by default the scorer's own number."""
+    scorer_frames: int | None = None
+    """bench: frames that a scorer which takes any number gets at a time; by default as in the trace, or one."""
+    frame_distance: int | None = None
+    """bench: steps between two of these frames; by default as in the trace, or 4."""
     json: bool = False
     """bench: print JSON for programs instead of tables."""
     out: Path | None = None
@@ -121,6 +125,8 @@ def _bench(command: PromptsCommand) -> None:
             [name for names in command.scorer for name in names],
             device=command.scorer_device,
             batch=command.batch,
+            scorer_frames=command.scorer_frames,
+            frame_distance=command.frame_distance,
             resamples=command.resamples,
             seed=command.seed,
             on_frames=lambda done, total: progress.update(task, completed=done, total=total),
@@ -194,8 +200,8 @@ def _aucs(trial: Trial) -> Table:
 
 def _margins(trial: Trial) -> Table:
     table = _table(
-        "Margins u+ - u-, the prior-symmetric gate on them, and how c_vlm varies",
-        ("", "25 %", "median", "75 %", "> 0", "in\ncontact", "without", "median\nkappa", "kappa\n> 0.9",
+        "Margins u+ - u-, the gate that a run with the scorer would have, and how c_vlm varies",
+        ("", "25 %", "median", "75 %", "> 0", "in\ncontact", "without", "gate", "median\nkappa", "kappa\n> 0.9",
          "mean\nc_vlm", "its std", "within\nepisodes"),
         names=1,
     )  # fmt: skip
@@ -205,6 +211,7 @@ def _margins(trial: Trial) -> Table:
             *(_number(row[f"margin_{name}"], 4) for name in ("q25", "median", "q75")),
             _percent(row["positive_margins"]),
             *(_number(row[name], 4) for name in ("contact_margin", "free_margin")),
+            row["gate"],
             _number(row["kappa_median"], 2),
             _percent(row["kappa_open"]),
             *(_number(row[name], 4) for name in ("c_vlm_mean", "c_vlm_std", "c_vlm_within")),
@@ -266,5 +273,5 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f} %"

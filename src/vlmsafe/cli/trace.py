@@ -49,6 +49,10 @@ class TraceCommand:
     """Where the model runs: cpu, cuda, ...; 'auto' takes a GPU where there is one."""
     batch: int | None = None
     """Frames scored at a time; by default the scorer's own number."""
+    scorer_frames: int | None = None
+    """Frames that a scorer which takes any number gets at a time; by default the run's, or one."""
+    frame_distance: int | None = None
+    """Steps between two of these frames; by default the run's, or 4."""
     service: str = ""
     """Address of a scoring service, as `vlmsafe serve` prints it; by default the models are loaded here."""
     processes: int | None = None
@@ -89,6 +93,8 @@ def trace_verb(argv: list[str]) -> None:
             frames=command.frames,
             batch=command.batch,
             service=command.service,
+            scorer_frames=command.scorer_frames,
+            frame_distance=command.frame_distance,
             indicators=command.indicators,
             allow_untrained=command.allow_untrained,
             write=True,

@@ -10,6 +10,7 @@ from typing import Any
 from vlmsafe.config.settings import PLACE, TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError
+from vlmsafe.signals.gate import FITTED
 
 Settings = Mapping[str, Any]
 ABSENT = "-"
@@ -31,7 +32,7 @@ _FIRST_ORDER_ONLY = r"learner\.(actor_lr|lr_decay|clip_ratio|kl_early_stop)"
 
 FACTORS: dict[str, str] = {
     "signal": r"signal\..*|multiplier\.signal_.*|frame_indicators",
-    "scorer": r"signal\.(scorer|precision|endpoint\..*)",
+    "scorer": r"signal\.(scorer|precision|frames|frame_distance|endpoint\..*)",
     "prompts": r"signal\.prompts",
     "rule": r"signal\.rule",
     "gate": r"signal\.(gate|calibration\..*)",
@@ -93,8 +94,11 @@ def effective(settings: Settings) -> dict[str, Any]:
 
 def _signal_counts(name: str, settings: Settings) -> bool:
     """Whether a setting of the signal has an effect in a run that has one."""
+    if name in ("signal.calibration.label", "signal.calibration.horizon"):
+        ahead = settings.get("signal.calibration.label") == "cost-ahead"
+        return settings["signal.gate"] == "platt" and (ahead or not name.endswith("horizon"))
     if name.startswith("signal.calibration."):
-        return settings["signal.gate"] == "calibrated" or bool(settings.get("signal.cost_weight"))
+        return settings["signal.gate"] in FITTED or bool(settings.get("signal.cost_weight"))
     if name.startswith("signal.multiplier.") and name != "signal.multiplier.kind":
         return settings["signal.multiplier.kind"] != "none"
     if name == "multiplier.signal_weight":

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import tyro
 
 from vlmsafe.config.bounds import (
+    Bounds,
     Finite,
     NonNegative,
     NonNegativeInt,
@@ -32,10 +33,12 @@ from vlmsafe.envs.registry import env_spec, world_name
 from vlmsafe.errors import InputError
 from vlmsafe.kernels import Kernels
 from vlmsafe.numerics.normaliser import CLIP
+from vlmsafe.signals.gate import FITTED, GATES, ONE_SIDED
+from vlmsafe.signals.platt import DangerLabel
 from vlmsafe.signals.prompts import shipped_prompts
-from vlmsafe.signals.scorers.api import Precision
+from vlmsafe.signals.scorers.api import Precision, Scorer
 from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
-from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
+from vlmsafe.signals.scorers.registry import MOST_FRAMES, check_stack, kind_of, parse_scorer
 from vlmsafe.signals.service.spec import parse_address
 
 PLACE = frozenset(
@@ -54,6 +57,10 @@ _SHORTEST_EPOCH = 20
 """The least number of steps in an epoch that an error message proposes."""
 
 _DEVICES = Pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
+_GATES = Pattern(
+    "|".join([*GATES, *FITTED, "auto", r"python:[\w.]+:\w+"]),
+    f"{', '.join(['auto', *GATES, *FITTED])}, or python:<module>:<name>",
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,10 @@ class CalibrationConfig:
     """Episodes over which they are spread, at least; 1 is one stream, cut only where an episode ends."""
     target: OpenShare = 0.5
     """Gate value one interquartile range from the median margin, kappa*."""
+    label: DangerLabel = "cost-ahead"
+    """What the gate 'platt' takes for danger: cost within the horizon, cost in the step, or a hazard of 0.5 or more."""
+    horizon: PositiveInt = 20
+    """Steps within which cost counts as ahead, for the label 'cost-ahead'."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +108,10 @@ class SignalConfig:
     """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
     """How similarities become a positive and a negative score."""
-    gate: Literal["off", "auto", "prior-symmetric", "calibrated", "probability"] = "off"
-    """Confidence gate kappa on the reward bonus; 'auto' is the scorer's own: calibrated for embedded, probability for
-    qwen2-vl and openai, else prior-symmetric."""
+    gate: Annotated[str, _GATES] = "off"
+    """Confidence gate kappa on the reward bonus: off, auto, prior-symmetric, calibrated, probability, signed,
+    signed-calibrated, platt or python:<module>:<name>; 'auto' is the scorer's own: calibrated for embedded,
+    probability for qwen2-vl and openai, else prior-symmetric."""
     every: PositiveInt | None = None
     """Steps between two scored frames, k_clip; by default the paper's: 4 on MetaDrive and Bullet, else 1."""
     clg_weights: Literal["half", "full"] = "half"
@@ -121,6 +133,10 @@ class SignalConfig:
     """Whether the model is compiled first: slow to start, faster on a GPU."""
     batch: PositiveInt | None = None
     """Frames scored at a time; by default the scorer's own number: 16 for qwen2-vl, else 64."""
+    frames: Annotated[int | None, Bounds(1, MOST_FRAMES), tyro.conf.arg(aliases=("--scorer-frames",))] = None
+    """Frames that the scorer gets at a time, for one that takes any number (qwen2-vl); by default its own number."""
+    frame_distance: Annotated[PositiveInt | None, tyro.conf.arg(aliases=("--frame-distance",))] = None
+    """Steps between two of these frames; by default the scorer's own, 4."""
     service: str = ""
     """Address of a scoring service (`vlmsafe serve`) that holds the model; by default the run loads it."""
     service_wait: NonNegative = 120.0
@@ -149,7 +165,7 @@ class SignalConfig:
         """Whether the gate, the reference or a budget must be read from frames before training."""
         level = self.needs_reference and self.reference is None
         budget = self.multiplier.kind != "none" and self.multiplier.budget is None
-        return self.gate == "calibrated" or level or budget
+        return self.gate in FITTED or level or budget
 
 
 @dataclass(frozen=True)
@@ -315,6 +331,11 @@ def resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     if signal.scorer == "none":
         return signal
     scorer = parse_scorer(signal.scorer)
+    check_stack(scorer, signal.frames, signal.frame_distance)
+    if scorer.kind.frames == "any":  # runs of one frame are alike whether it was set or not
+        clip = None if signal.frames == 1 else signal.frames
+        distance = None if clip is None else signal.frame_distance or Scorer.frame_distance
+        signal = dataclasses.replace(signal, frames=clip, frame_distance=distance)
     frames = signal.calibration.frames
     if frames is None:
         frames = scorer.calibration_frames
@@ -370,6 +391,12 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             yield f"{name} is set, but init_from is not; name a run to start from"
     if config.init_from is not None and learner.final_std is not None and config.init_std is None:
         yield "learner.final_std is set, but init_std is not; name the standard deviation from which it falls"
+    if signal.scorer != "none" and signal.gate in ONE_SIDED and signal.cost_weight > 0.0:
+        yield (
+            f"signal.gate is '{signal.gate}' and signal.cost_weight {signal.cost_weight}; this gate closes on frames "
+            "that look dangerous, so it would hide them from the cost: use another gate, or another route for the "
+            "negative score (--multiplier.signal-weight, --signal.multiplier.kind)"
+        )
     frames, episodes = signal.calibration.frames, signal.calibration.episodes
     if frames is not None and frames < max(4, episodes):
         yield (

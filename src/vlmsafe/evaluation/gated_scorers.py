@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
-from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.gate import GATES, AnyGate, Gate, ProbabilityGate, uncalibrated
+from vlmsafe.signals.calibration import Calibration, run_gate
+from vlmsafe.signals.frame_stack import joint_stack, part_of_stack, stack_of
+from vlmsafe.signals.gate import AnyGate, Gate, UserGate, gate_levels, gate_name, uncalibrated
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer, score_named
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, make_scorer, parse_scorer, stack_for
 from vlmsafe.training.score import FrameScoring
 
 
@@ -35,6 +36,7 @@ class GatedScorer:
 
     def describe(self, prefix: str) -> dict[str, Any]:
         """A description of its columns as plain values. `prefix` is the beginning of their names."""
+        frames = self.scorer.frames
         return {
             "scorer": self.name or type(self.scorer).__name__,
             "prefix": prefix,
@@ -42,28 +44,22 @@ class GatedScorer:
                 {"column": f"{prefix}similarity_{i}", "group": group, "prompt": text}
                 for i, (group, text) in enumerate(self._columns())
             ],
-            "gate": {"kind": _kind(self.gate), **gate_levels(self.gate)},
+            "gate": {"kind": gate_name(self.gate), **gate_levels(self.gate), **self._gate_source()},
+            **({"frames": frames, "frame_distance": self.scorer.frame_distance} if frames > 1 else {}),
             **({} if self.prompts is None else {"prompts": self.prompts.to_dict()}),
             **({"model": model} if (model := self.scorer.describe()) else {}),
             **({"source": source.to_dict()} if (source := self.scorer.source) is not None else {}),
         }
+
+    def _gate_source(self) -> dict[str, Any]:
+        source = self.gate.source if isinstance(self.gate, UserGate) else None
+        return {} if source is None else {"source": source.digest}
 
     def _columns(self) -> list[tuple[str, str | None]]:
         positive, negative = self.scorer.groups
         groups = ["positive"] * positive + ["negative"] * negative
         texts = self.prompts.texts if self.prompts is not None else ()
         return list(zip(groups, texts if len(texts) == len(groups) else [None] * len(groups), strict=True))
-
-
-def gate_levels(gate: AnyGate) -> dict[str, float | None]:
-    """Scale s and centre c of a gate; None if it has none."""
-    return {"scale": gate.scale, "centre": gate.centre} if isinstance(gate, Gate) else {"scale": None, "centre": None}
-
-
-def _kind(gate: AnyGate) -> str:
-    if isinstance(gate, Gate):
-        return "prior-symmetric" if gate == Gate() else "calibrated"
-    return "probability" if isinstance(gate, ProbabilityGate) else "off"
 
 
 def default_scorers(config: TrainConfig, prompts: str | None) -> list[str]:
@@ -81,6 +77,8 @@ def gated_scorers(
     device: str = "auto",
     batch: int | None = None,
     service: str = "",
+    scorer_frames: int | None = None,
+    frame_distance: int | None = None,
 ) -> dict[str, GatedScorer]:
     """Load scorers by name; without names those of `default_scorers`.
 
@@ -88,7 +86,8 @@ def gated_scorers(
     prompts is restored from the checkpoint, with its gate and with what it has learnt. Every other scorer has its own
     gate and the precision of its kind, and so has the scorer of a run without a gate. A gate that would be calibrated
     is the prior-symmetric one, because nothing calibrates it here. A single scorer has the label '', several are
-    labelled by their kind.
+    labelled by their kind. `scorer_frames` and `frame_distance` are for the scorers that take any number of frames; by
+    default the run's own scorer looks at as many as in the run.
     """
     signal = plan.run.config.signal
     own = None if signal.scorer == NO_SCORER else signal.scorer
@@ -96,6 +95,8 @@ def gated_scorers(
     loaded: dict[str, GatedScorer] = {}
     for name in names:
         chosen = _prompts(plan, name, prompts)
+        trained = (signal.frames, signal.frame_distance) if str(name) == own else (None, None)
+        frames, distance = stack_for(name, len(names), (scorer_frames, frame_distance), trained)
         scorer = make_scorer(
             name,
             chosen,
@@ -109,6 +110,8 @@ def gated_scorers(
             endpoint=signal.endpoint,
             cache=signal.cache,
             cache_mb=signal.cache_mb,
+            frames=frames,
+            frame_distance=distance,
         )
         gate = uncalibrated(scorer.gate)
         if str(name) == own and prompts is None:
@@ -140,10 +143,10 @@ def _prompts(plan: Plan, name: ScorerName, prompts: str | None) -> PromptSet | N
 
 def _own_gate(plan: Plan, otherwise: AnyGate) -> AnyGate:
     """The run's gate from the checkpoint, or another one if the run has no gate."""
-    kind = plan.run.config.signal.gate
-    if kind == "calibrated":
-        return Calibration.from_dict(plan.checkpoint.values["calibration"]).gate
-    return otherwise if kind == "off" else GATES[kind]
+    name, recorded = plan.run.config.signal.gate, plan.checkpoint.values["calibration"]
+    if name == "off":
+        return otherwise
+    return run_gate(name, None if recorded is None else Calibration.from_dict(recorded))
 
 
 def _label(name: ScorerName, taken: Mapping[str, GatedScorer]) -> str:
@@ -164,13 +167,13 @@ class TraceScoring(FrameScoring):
             check_scorer(scorer)
         self.looks: tuple[InputKind, ...] = tuple(dict.fromkeys(scorer.looks_at for scorer in self._scorers.values()))
         self._of_frames = [name for name, scorer in self._scorers.items() if scorer.looks_at == "frame"]
-        self.frames = max([self._scorers[name].frames for name in self._of_frames], default=1)
+        self.stack = joint_stack(stack_of(self._scorers[name]) for name in self._of_frames)
 
     def score(self, inputs: NDArray[np.generic]) -> Similarities:
         parts = []
         for name in self._of_frames:
-            newest = inputs[..., -3 * self._scorers[name].frames :]  # as many of the stack as this scorer wants
-            parts.append(_score(self._scorers[name], name, newest))
+            scorer = self._scorers[name]
+            parts.append(_score(scorer, name, part_of_stack(inputs, self.stack, stack_of(scorer))))
         return np.concatenate(parts, axis=1)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

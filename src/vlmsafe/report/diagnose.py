@@ -268,6 +268,10 @@ def _read_gate(dataset: Dataset, entry: Entry) -> Iterator[str]:
         prior = cells.filter(gate="s = 100")
         ends = [f"{_range(prior, name)} % of a run's frames" for name in ("open", "closed")]
         yield f"At s = 100, c = 0 the gate is nearly open in {ends[0]}, and nearly closed in {ends[1]}."
+        own = cells.filter(gate="recorded").drop_nulls("kappa_median")
+        if len(own) and own["kappa_median"].to_list() != prior["kappa_median"].to_list():
+            ends = [f"{_range(own, name)} % of a run's frames" for name in ("open", "closed")]
+            yield f"As recorded, it is nearly open in {ends[0]}, and nearly closed in {ends[1]}."
 
 
 def _range(table: pl.DataFrame, name: str) -> str:

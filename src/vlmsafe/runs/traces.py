@@ -34,6 +34,10 @@ class TraceScorer:
     prompts: tuple[tuple[str, str | None], ...]
     """For each similarity its group, positive or negative, and its prompt; None if it has no prompt."""
     gate: Mapping[str, Any]
+    frames: int | None = None
+    """Frames in the stacks that it looked at; None if it looked at single frames, or is of an earlier version."""
+    frame_distance: int | None = None
+    """Steps between two of these frames."""
 
     @property
     def prompt_set(self) -> PromptSet | None:
@@ -77,7 +81,8 @@ class RecordedTrace:
             columns = [similarities.get(name, {}) for name in self.steps.columns if _is_similarity(name, prefix)]
             prompts = tuple((one.get("group", ""), one.get("prompt")) for one in columns)
             name = entry.get("scorer", prefix.rstrip("_") or "scorer")
-            found.append(TraceScorer(name, prefix, prompts, entry.get("gate", {})))
+            stack = entry.get("frames"), entry.get("frame_distance")
+            found.append(TraceScorer(name, prefix, prompts, entry.get("gate", {}), *stack))
         return tuple(found)
 
     @property

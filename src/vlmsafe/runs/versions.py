@@ -18,6 +18,7 @@ from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import RunError
 from vlmsafe.io.source import SourceHash
 from vlmsafe.runs.surroundings import package_versions
+from vlmsafe.signals.gate import gate_source
 from vlmsafe.signals.scorers.registry import scorer_source
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Code:
     environment: int | None
     """None where none was recorded, or where the environment has none (`gym:`)."""
     source: Mapping[str, SourceHash] = field(default_factory=dict)
-    """Of the user's own environment and scorer, under `environment` and `scorer`."""
+    """Of the user's own environment, scorer and gate, under `environment`, `scorer` and `gate`."""
 
     @classmethod
     def now(cls, config: TrainConfig) -> Code:
@@ -64,8 +65,10 @@ class Code:
 
 
 def user_source(config: TrainConfig) -> dict[str, SourceHash]:
-    """The present source of the user's own environment and scorer; empty if a run has neither."""
-    found = {"environment": config.spec.source_hash(), "scorer": scorer_source(config.signal.scorer)}
+    """The present source of the user's own environment, scorer and gate; empty if a run has none of them."""
+    signal = config.signal
+    gate = None if signal.scorer == "none" else gate_source(signal.gate)
+    found = {"environment": config.spec.source_hash(), "scorer": scorer_source(signal.scorer), "gate": gate}
     return {part: source for part, source in found.items() if source is not None}
 
 

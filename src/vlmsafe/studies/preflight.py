@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from vlmsafe import kernels
-from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.settings import SignalConfig, TrainConfig
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.evaluation.gated_scorers import default_scorers
 from vlmsafe.io.child import call_in_child
 from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.runs.warm_start import read_start
+from vlmsafe.signals.gate import FITTED, load_gate
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.api import InputKind, Rule
 from vlmsafe.signals.scorers.registry import NO_SCORER, kind_of, look_up_scorer
@@ -97,6 +98,7 @@ class _Lookups:
         for name, prompts, own in _scorers(spec):
             steps.append(functools.partial(self._scorer_problem, config, name, prompts, own, elsewhere, looks))
         if not elsewhere:
+            steps.append(functools.partial(self._gate_problem, config.signal))
             steps.append(lambda: next(filter(None, (self._env_problem(config, look) for look in looks)), None))
         for step in steps:
             if problem := step():
@@ -125,6 +127,12 @@ class _Lookups:
         look, rules = self._scorer[name, prompts]
         looks += [look] if look is not None and look not in looks else []
         return _error_of(lambda: check_rule(config, rules)) if own and rules is not None else None
+
+    def _gate_problem(self, signal: SignalConfig) -> str | None:
+        """What is wrong with a gate of the user's."""
+        if signal.scorer == NO_SCORER or signal.gate in FITTED:
+            return None
+        return self._once(("gate", signal.gate), lambda: load_gate(signal.gate))
 
     def _env_problem(self, config: TrainConfig, look: InputKind) -> str | None:
         """Whether the environment is installed; a user's own one is also made, and asked for what a scorer sees.

@@ -18,7 +18,7 @@ from vlmsafe.learners.advantages import Rollout
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.numerics.normaliser import Array, Normaliser, RunningNormaliser
 from vlmsafe.runs.digest import PROGRESS
-from vlmsafe.signals.frame_stack import FrameStack
+from vlmsafe.signals.frame_stack import NEWEST, FrameStack, StepsBack
 from vlmsafe.signals.scorers.api import InputKind, Inputs
 from vlmsafe.signals.shaping import due
 
@@ -39,6 +39,8 @@ class Share:
     """[N], the steps after which a scorer scores the state."""
     inputs: Inputs
     """What it scores, one entry per such step; empty where it scores frames, which go through shared memory."""
+    hazards: NDArray[np.float64] | None = None
+    """The simulator's hazard after each such step; None where it was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ class Watch:
     looks_at: InputKind
     every: int
     """k_clip."""
-    frames: int = 1
-    """How many frames a stack has, where it looks at frames."""
+    stack: StepsBack = NEWEST
+    """The frames that it looks at, where it looks at frames."""
 
 
 class ActionSource(Protocol):
@@ -161,6 +163,8 @@ class CollectTask:
     """Figures of the environment's progress that are recorded at the end of each episode."""
     episode_limit: int | None = None
     """Steps after which an episode is abandoned and another begun."""
+    hazards: bool = False
+    """Whether the simulator's hazard is recorded after scored steps."""
 
     def run(self, env: Env, tick: Callable[[int], None], sender: Sender | None = None) -> Share:
         return collect(env, self, tick, sender)
@@ -172,7 +176,7 @@ class Watcher:
     def __init__(self, env: Env, watch: Watch | None, seed: tuple[int, ...], sender: Sender | None) -> None:
         assert (sender is not None) == (watch is not None and watch.looks_at == "frame")
         self._env, self._watch, self._sender = env, watch, sender
-        self._stack = FrameStack(env.frame, watch.frames, watch.every) if watch is not None else None
+        self._stack = FrameStack(env.frame, watch.stack, watch.every) if watch is not None else None
         # Its own generator, so that the policy draws the same actions with and without noise.
         self._dice = np.random.default_rng((*seed, 1))
         self._seen: list[Any] = []
@@ -250,7 +254,7 @@ def collect(
     observations = np.empty((n + 1, sizes.observation), np.float32)  # the last row is that of the share's end
     actions, rewards, costs = np.empty((n, sizes.action), np.float32), np.empty(n), np.empty(n)
     scored = np.zeros(n, np.bool_)
-    path_ends, last, terminals, episodes = [], [], [], []
+    path_ends, last, terminals, episodes, hazards = [], [], [], [], []
     episode, raw = _next_episode(env, task, rng)
     see(raw, observations[0])
     for t in range(n):
@@ -265,6 +269,8 @@ def collect(
         episode.cost += cost
         episode.length += 1
         scored[t] = watcher.after(episode.length, raw)
+        if task.hazards and scored[t]:
+            hazards.append(env.hazard())
         finished = terminated or truncated
         if finished or t == n - 1 or episode.length == task.episode_limit:
             path_ends.append(t + 1)
@@ -284,7 +290,7 @@ def collect(
         np.array(path_ends, np.int64), np.array(last, np.float32), np.array(terminals, np.bool_),
     )  # fmt: skip
     seen = running.seen() if running is not None else Normaliser.empty(sizes.observation)
-    return Share(rollout, seen, episodes, scored, watcher.finish())
+    return Share(rollout, seen, episodes, scored, watcher.finish(), np.array(hazards) if task.hazards else None)
 
 
 def _copy(raw: Array, out: Array) -> None:

@@ -20,15 +20,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.config.settings import SignalConfig, TrainConfig
+from vlmsafe.config.settings import CalibrationConfig, SignalConfig, TrainConfig
 from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.vector.frames import Frames, Stream
 from vlmsafe.envs.vector.pool import WorkerPool
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.numerics.normaliser import Normaliser
-from vlmsafe.signals.calibration import Calibration
-from vlmsafe.signals.frame_stack import stack_shape
-from vlmsafe.signals.gate import GATES, AnyGate
+from vlmsafe.signals.calibration import Calibration, run_gate
+from vlmsafe.signals.frame_stack import stack_of, stack_shape
+from vlmsafe.signals.gate import FITTED, AnyGate
+from vlmsafe.signals.platt import HAZARDOUS, Danger, Mask, cost_ahead, in_words
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, score_named
 from vlmsafe.signals.shaping import Shaped, hold, shape
@@ -91,11 +92,15 @@ class FrameScoring(abc.ABC):
 class Scoring(FrameScoring):
     """A run's scorer with its rule and gate."""
 
-    def __init__(self, scorer: Scorer, config: SignalConfig, dimensions: Dimensions) -> None:
+    def __init__(
+        self, scorer: Scorer, config: SignalConfig, dimensions: Dimensions, gate: AnyGate | None = None
+    ) -> None:
+        """`gate` is the run's, if it is loaded already; otherwise it is loaded, or read from the calibration."""
         super().__init__()
+        self._gate = gate
         self.scorer, self.config = scorer, config
         self.calibration: Calibration | None = None
-        self.watch = Watch(scorer.looks_at, config.period, scorer.frames)
+        self.watch = Watch(scorer.looks_at, config.period, stack_of(scorer))
         self.stream: Stream | None = None
         if scorer.looks_at == "frame":
             assert dimensions.frame is not None
@@ -134,10 +139,9 @@ class Scoring(FrameScoring):
 
     @property
     def gate(self) -> AnyGate:
-        if self.config.gate == "calibrated":
-            assert self.calibration is not None
-            return self.calibration.gate
-        return GATES[self.config.gate]
+        if self._gate is None:
+            self._gate = run_gate(self.config.gate, self.calibration)
+        return self._gate
 
     @property
     def reference(self) -> float:
@@ -210,6 +214,7 @@ def calibrate(
     limit = None if wanted.episodes == 1 else wanted.frames // wanted.episodes * signal.period
     steps = math.ceil(wanted.frames / streams) * signal.period
     buffer: list[Scores] = []
+    labels: list[tuple[Mask, Mask]] = []  # of each round, see `_danger`
     held, episodes = 0, 0
     while held < wanted.frames:
         tasks = [
@@ -222,6 +227,7 @@ def calibrate(
                 seed=(*seed, len(buffer), worker),
                 watch=scoring.watch,
                 episode_limit=limit,
+                hazards=signal.gate == "platt" and wanted.label == "hazard",
             )
             for worker in range(streams)
         ]
@@ -238,8 +244,24 @@ def calibrate(
         episodes += _episodes_within(shares, wanted.frames - held)
         held += len(scores.margin)
         buffer.append(scores)
-    target = wanted.target if signal.gate == "calibrated" else None
-    return Calibration.of(Scores.join(buffer, wanted.frames), episodes, gate_target=target, reference=signal.reference)
+        labels += [_danger(share, wanted) for share in shares] if signal.gate == "platt" else []
+    target = wanted.target if signal.gate in FITTED and signal.gate != "platt" else None
+    danger = None
+    if labels:
+        dangerous, known = (np.concatenate(parts)[: wanted.frames] for parts in zip(*labels, strict=True))
+        danger = Danger(dangerous, known, in_words(wanted.label, wanted.horizon))
+    scores = Scores.join(buffer, wanted.frames)
+    return Calibration.of(scores, episodes, gate_target=target, reference=signal.reference, danger=danger)
+
+
+def _danger(share: Share, wanted: CalibrationConfig) -> tuple[Mask, Mask]:
+    """Which scored steps of a share are dangerous, and of which it is known."""
+    if share.hazards is not None:
+        return share.hazards >= HAZARDOUS, np.ones(len(share.hazards), np.bool_)
+    finished = np.array([bool(episode["finished"]) for episode in share.episodes])
+    horizon = wanted.horizon if wanted.label == "cost-ahead" else 0
+    labels = cost_ahead(share.rollout.costs, share.rollout.path_ends, finished, horizon)
+    return labels[0][share.scored], labels[1][share.scored]
 
 
 def _episodes_within(shares: list[Share], frames: int) -> int:

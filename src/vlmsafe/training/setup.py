@@ -14,6 +14,7 @@ from vlmsafe.errors import InputError, Interrupted
 from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.io.memory import free_memory
 from vlmsafe.io.source import SourceHash, unseen_files
+from vlmsafe.signals.gate import FITTED, AnyGate, UserGate, load_gate
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import InputKind, Scorer, check_scorer
 from vlmsafe.signals.scorers.registry import kind_of, make_scorer, parse_scorer
@@ -32,20 +33,24 @@ class Setup:
     spec: EnvSpec
     dimensions: Dimensions
     scorer: Scorer | None
+    gate: AnyGate | None = None
+    """The gate of the signal, if it need not be fitted."""
     source: Mapping[str, SourceHash] = field(default_factory=dict)
-    """Of the user's own environment and scorer."""
+    """Of the user's own environment, scorer and gate."""
 
 
 def set_up(config: TrainConfig, prompts: PromptSet | None, stop: StopRequest) -> Setup:
     """Load what the configuration names."""
+    signal = config.signal
+    gate = None if signal.scorer == "none" or signal.gate in FITTED else load_gate(signal.gate)
     environment = config.spec.source_hash(revision=True)
     setup = _loaded(config, prompts, stop, environment)
     if environment is not None and (unseen := unseen_files(setup.dimensions.made_of, environment)):
         unknown = f"it is made of {', '.join(unseen)}, which the module on its id does not import"
         environment = dataclasses.replace(environment, unknown=unknown)
     scorer = setup.scorer.source if setup.scorer is not None else None
-    parts = {"environment": environment, "scorer": scorer}
-    return dataclasses.replace(setup, source={part: own for part, own in parts.items() if own is not None})
+    parts = {"environment": environment, "scorer": scorer, "gate": gate.source if isinstance(gate, UserGate) else None}
+    return dataclasses.replace(setup, gate=gate, source={part: own for part, own in parts.items() if own is not None})
 
 
 def _loaded(config: TrainConfig, prompts: PromptSet | None, stop: StopRequest, source: SourceHash | None) -> Setup:
@@ -142,6 +147,8 @@ def load_scorer(
         endpoint=signal.endpoint,
         cache=signal.cache,
         cache_mb=signal.cache_mb,
+        frames=signal.frames,
+        frame_distance=signal.frame_distance,
     )
     check_scorer(scorer)
     check_rule(config, scorer.rules)

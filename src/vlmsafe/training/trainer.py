@@ -53,7 +53,8 @@ class Trainer:
         self.attempts = attempts or {}
         self.run, self.config, self.display, self.stop = run, run.config, display, stop
         self.spec, self.dimensions, self.source = setup.spec, setup.dimensions, setup.source
-        self.scoring = Scoring(setup.scorer, self.config.signal, setup.dimensions) if setup.scorer else None
+        signal = self.config.signal
+        self.scoring = Scoring(setup.scorer, signal, setup.dimensions, setup.gate) if setup.scorer else None
         fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
         self.workers: WorkerPool[Share] = WorkerPool(
             EnvRecipe(self.spec, self.spec.training),
@@ -381,6 +382,8 @@ class Trainer:
             raise self._interrupted("while the scorer was calibrated")
         self.scoring.calibration = calibration
         self.run.event("calibrated", **calibration.to_dict())
+        if calibration.warning is not None:
+            self.display.note(calibration.warning)
 
     def stop_if_asked(self) -> None:
         """Save and leave when a signal came; a resumed run collects the unfinished epoch again."""

@@ -206,3 +206,16 @@ def test_the_scripted_driver_drives_the_same_with_the_soft_brake(start: Start) -
     assert np.diff(plain).min() < -0.05  # it brakes
     # The square of a root is not always the same number, and MetaDrive computes in float32.
     np.testing.assert_allclose(soft, plain, atol=0.05)
+
+
+def test_the_route_variant_observes_what_is_left_of_the_route_and_of_the_time(start: Start) -> None:
+    plain = start("metadrive-easy:no-traffic", BEND)
+    before = [plain.step(AHEAD)[0] for _ in range(30)]
+    plain.close()
+    routed = start("metadrive-easy:no-traffic+route", BEND)
+    after = [routed.step(AHEAD)[0] for _ in range(30)]
+    assert routed.observation_space.shape == (len(before[0]) + 2,)
+    assert all(routed.observation_space.contains(one) for one in after)
+    np.testing.assert_array_equal([one[:-2] for one in after], before)
+    assert after[-1][-2] == pytest.approx(1.0 - routed.progress()["route_completion"])
+    assert [one[-1] for one in after] == pytest.approx([1.0 - step / 1000 for step in range(1, 31)])

@@ -139,3 +139,9 @@ def test_a_trace_as_it_is_recorded_can_be_looked_at_and_scored_again(tmp_path):
     # Moments are put together as they were; only colours are rounded.
     assert own["c_vlm_mean"] == pytest.approx(recorded["negative"].mean(), abs=0.01)
     assert own["margin_median"] == pytest.approx(recorded["margin"].median(), abs=0.02)
+
+
+def test_each_candidate_has_the_gate_of_its_scorers_kind(tmp_path, sets):
+    trial = compare(open_traces([write_recorded(tmp_path)]), sets[:1], [MINE, "embedded"], resamples=20)
+    gates = dict(trial.bench.margins.select("candidate", "gate").rows())
+    assert gates == {MINE: "prior-symmetric", "embedded": "calibrated", "as recorded": "prior-symmetric"}

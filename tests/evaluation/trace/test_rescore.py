@@ -15,7 +15,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.evaluation.trace.rescore import rescore, rescore_sets, stacks
 from vlmsafe.io.images import encode
 from vlmsafe.runs.traces import open_trace
-from vlmsafe.signals.frame_stack import FrameStack
+from vlmsafe.signals.frame_stack import FrameStack, stack_of, steps_back
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 
@@ -27,12 +27,12 @@ SETS = {
 
 @pytest.mark.parametrize("every", [1, 2, 4])
 def test_recorded_stacks_are_those_that_were_scored(tmp_path, every):
-    found = list(stacks(open_trace(write_recorded(tmp_path, every=every)).pictures(), 2))
+    found = list(stacks(open_trace(write_recorded(tmp_path, every=every)).pictures(), steps_back(2)))
     wanted = []
     for episode in CONTACTS:
         steps = iter(range(1, 99))
         now = [0]
-        watch = FrameStack(lambda episode=episode, now=now: frame(episode, now[0]), 2, every)
+        watch = FrameStack(lambda episode=episode, now=now: frame(episode, now[0]), steps_back(2), every)
         for _ in range(24):
             now[0] = next(steps)
             if (stack := watch.after(now[0])) is not None:
@@ -42,9 +42,12 @@ def test_recorded_stacks_are_those_that_were_scored(tmp_path, every):
 
 def test_frames_kept_too_seldom_for_a_scorer_of_motion_are_refused(tmp_path):
     pictures = open_trace(write_recorded(tmp_path, every=3)).pictures()
-    assert len(list(stacks(pictures, 1))) == len(pictures)
+    assert len(list(stacks(pictures, steps_back(1)))) == len(pictures)
     with pytest.raises(InputError, match="record the trace with --every 1, 2 or 4"):
-        list(stacks(pictures, 2))
+        list(stacks(pictures, steps_back(2)))
+    assert len(list(stacks(pictures, steps_back(3, 6)))) == len(pictures)
+    with pytest.raises(InputError, match=r"frames 1 step apart.* with --every 1$"):
+        list(stacks(pictures, steps_back(3, 1)))
 
 
 def test_earlier_frame_is_never_one_of_another_episode():
@@ -52,14 +55,14 @@ def test_earlier_frame_is_never_one_of_another_episode():
         [{"episode": e, "step": s, "picture": encode(frame(e, s))} for e, s in ((0, 4), (0, 8), (1, 3), (1, 12))]
     )
     with pytest.raises(InputError, match="the frame of step 8 of episode 1 was not kept"):
-        list(stacks(pictures, 2))
+        list(stacks(pictures, steps_back(2)))
 
 
 @pytest.mark.parametrize("kind", [FrameScorer, MotionScorer])
 def test_rescoring_gives_what_the_scorer_gives_on_the_frames_whatever_the_batch(tmp_path, kind):
     pictures = open_trace(write_recorded(tmp_path)).pictures()
     scorer = kind(SETS["two"])
-    whole = scorer.score(np.stack(list(stacks(pictures, scorer.frames))))
+    whole = scorer.score(np.stack(list(stacks(pictures, stack_of(scorer)))))
     for batch in (1, 7, 64):
         heard = []
         found = rescore(pictures, scorer, "mine", batch=batch, on_frames=heard.append)
@@ -114,3 +117,15 @@ def test_scorer_that_asks_about_a_group_is_labelled_with_its_description(tmp_pat
         )
         assert one.similarities.shape == (2, 2)
         assert one.bounds == (0.0, 1.0)
+
+
+def test_a_clip_is_made_of_the_recorded_frames(tmp_path):
+    save_small_qwen(tmp_path / "model")
+    name = parse_scorer(f"qwen2-vl:{tmp_path / 'model'}")
+    pictures = open_trace(write_recorded(tmp_path)).pictures().head(6)
+    one = replace(
+        SETS["one"], positive_description="a kiln that fires safely", negative_description="a kiln that cracks"
+    )
+    found = rescore_sets([pictures], name, {"one": one}, device="cpu", stack=(3, 2))["one"].similarities
+    scorer = make_scorer(name, one, device="cpu", frames=3, frame_distance=2)
+    np.testing.assert_array_equal(found, scorer.score(np.stack(list(stacks(pictures, (4, 2, 0))))))

@@ -52,14 +52,18 @@ def frames(count: int, height: int = 60, width: int = 90, seed: int = 0) -> np.n
 
 def reference(folder: Path, model: Any, frame: np.ndarray, description: str) -> float:
     """One frame, one question, one whole pass of the library's own model; the probabilities added up by hand."""
+    return whole_pass(folder, model, [frame], f"Does this image show {description}? Answer yes or no.")
+
+
+def whole_pass(folder: Path, model: Any, images: list[np.ndarray], question: str) -> float:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     processor = transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
-    image = processor(images=Image.fromarray(frame), return_tensors="pt")
-    pads = "<|image_pad|>" * (int(image["image_grid_thw"].prod()) // 4)
+    image = processor(images=[Image.fromarray(one) for one in images], return_tensors="pt")
+    pads = ["<|image_pad|>" * (int(grid.prod()) // 4) for grid in image["image_grid_thw"]]
+    pictures = "".join(f"<|vision_start|>{own}<|vision_end|>" for own in pads)
     text = (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>"
-        f"Does this image show {description}? Answer yes or no.<|im_end|>\n"
+        f"<|im_start|>user\n{pictures}{question}<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     tokens = tokenizer(text, return_tensors="pt")["input_ids"]
@@ -86,6 +90,28 @@ def test_probabilities_equal_those_of_whole_passes(tmp_path, kind):
         np.testing.assert_allclose(got, expected, atol=1e-5)
         assert np.ptp(expected, axis=0).min() > 1e-3  # frames and questions are told apart at all
         assert np.abs(np.diff(expected)).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_clip_is_several_images_in_one_prompt_the_oldest_first(tmp_path, kind, count):
+    model = save_small_qwen(tmp_path, kind)
+    scorer = load(tmp_path, batch=2, frames=count)
+    asked = "These images show one scene over time, the oldest first. Do they show {}? Answer yes or no."
+    for height, width in SIZES[:3]:
+        clips = np.concatenate([frames(3, height, width, seed=age) for age in range(count)], axis=-1)
+        singles = [np.split(clip, count, axis=-1) for clip in clips]
+        expected = [
+            [whole_pass(tmp_path, model, one, asked.format(text)) for text in (SAFE, DANGER)] for one in singles
+        ]
+        got = scorer.score(clips)
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+        turned = scorer.score(np.concatenate([np.concatenate(one[::-1], axis=-1)[None] for one in singles]))
+        assert np.abs(got - turned).max() > 1e-3, "the order of the frames matters"
+    assert scorer.describe()["frames"] == count
+    assert scorer.with_prompts(PROMPTS).frames == count
+    with pytest.raises(InputError, match=rf"\[N, height, width, {3 * count}\], got uint8 \[1, 60, 90, 3\]"):
+        scorer.score(frames(1))
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])

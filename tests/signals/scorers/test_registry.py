@@ -15,9 +15,10 @@ from small_qwen import save_small_qwen
 import vlmsafe
 from vlmsafe.config.settings import SignalConfig
 from vlmsafe.errors import InputError
+from vlmsafe.signals.frame_stack import stack_of
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer, check_scorer
-from vlmsafe.signals.scorers.registry import KINDS, kind_of, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.registry import KINDS, kind_of, make_scorer, parse_scorer, stack_for
 
 PROMPTS = PromptSet(("a clear road ahead",), ("the car leaves the road",), "safe driving", "danger")
 ARGUMENTS = {"constant": "0.5", "python": "frame_scorer:FrameScorer"}
@@ -47,6 +48,7 @@ def test_an_entry_agrees_with_the_scorer_that_it_loads(loaded, name):
     check_scorer(scorer)
     assert kind.looks_at in (None, scorer.looks_at)
     assert kind.rules in (None, scorer.rules)
+    assert kind.frames in (None, "any", scorer.frames)
     assert scorer.gate == kind.gate
     assert kind.learns == bool(scorer.state())
     assert kind.shared == (scorer.looks_at == "frame" and not kind.cached), "an endpoint is shared already"
@@ -117,6 +119,58 @@ def test_a_name_that_cannot_be_is_refused(text, message):
 def test_a_scorer_that_cannot_be_made_is_one_clear_line(text, message):
     with pytest.raises(InputError, match=message):
         make_scorer(text, PROMPTS)
+
+
+def test_a_kind_of_any_number_of_frames_gets_the_number_and_the_distance_that_were_chosen(tmp_path):
+    save_small_qwen(tmp_path)
+    name = f"qwen2-vl:{tmp_path}"
+    plain, clip = (make_scorer(name, PROMPTS, device="cpu", **stack) for stack in ({}, {"frames": 3}))
+    assert [(one.frames, one.frame_distance) for one in (plain, clip)] == [(1, 4), (3, 4)]
+    far = make_scorer(name, PROMPTS, device="cpu", frames=2, frame_distance=10)
+    assert stack_of(far) == (10, 0)
+    assert stack_of(far.with_prompts(PROMPTS)) == (10, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "message"),
+    [
+        (
+            "clip:no/model",
+            {"frames": 2},
+            "'clip' looks at 1 frame at a time, and frames is 2; drop frames, or use 'qwen2",
+        ),
+        ("clip:no/model", {"frame_distance": 2}, "frame_distance is 2, but the scorer 'clip' gets 1 frame at a time"),
+        ("qwen2-vl:no/model", {"frame_distance": 2}, "set frames to 2 or more"),
+        ("qwen2-vl:no/model", {"frames": 17}, "frames is 17; a scorer gets from 1 to 16"),
+        ("qwen2-vl:no/model", {"frames": 0}, "frames is 0"),
+        ("qwen2-vl:no/model", {"frames": 2, "frame_distance": 0}, "frame_distance is 0"),
+        ("embedded", {"frames": 3}, "'embedded' looks at 2 frames at a time, 4 steps apart, and frames is 3"),
+        ("embedded", {"frame_distance": 2}, "4 steps apart, and frames is 2, frame_distance 2"),
+        (
+            "python:frame_scorer:MotionScorer",
+            {"frames": 4},
+            "looks at 2 frames at a time, 4 steps apart, and frames is 4",
+        ),
+        ("rnd", {"frames": 1}, "'rnd' looks at no frames"),
+    ],
+)
+def test_a_stack_that_a_scorer_does_not_look_at_is_refused_in_one_line(name, stack, message):
+    with pytest.raises(InputError, match=message) as caught:
+        make_scorer(name, PROMPTS, device="cpu", **stack)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_scorers_own_stack_may_be_named(tmp_path):
+    assert make_scorer("embedded", PROMPTS, device="cpu", frames=2, frame_distance=4).frames == 2
+    assert make_scorer("python:frame_scorer:MotionScorer", PROMPTS, frames=2).frames == 2
+
+
+def test_of_several_scorers_only_those_of_any_number_get_the_chosen_stack():
+    fixed, free = parse_scorer("clip"), parse_scorer("qwen2-vl")
+    assert stack_for(free, 2, (3, None), (None, None)) == (3, None)
+    assert stack_for(fixed, 2, (3, None), (None, None)) == (None, None)
+    assert stack_for(fixed, 1, (3, None), (None, None)) == (3, None), "a single one refuses it"
+    assert stack_for(free, 1, (None, None), (4, 2)) == (4, 2)
 
 
 def test_a_model_without_prompts_is_refused():

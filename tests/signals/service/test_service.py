@@ -23,10 +23,12 @@ import pytest
 from frame_scorer import FrameScorer
 from small_embedded import save_small_embedded
 from small_models import PROMPTS, save_small_clip
+from small_qwen import save_small_qwen
 
 from vlmsafe.cli import main
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.io.source import SourceHash
+from vlmsafe.signals.frame_stack import stack_of
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer, ScorerFailure, score_checked
 from vlmsafe.signals.scorers.batches import overlapped
@@ -148,6 +150,27 @@ def test_a_service_gives_what_a_private_scorer_gives_bit_for_bit(tmp_path, place
             np.testing.assert_array_equal(score_checked(shared, block), score_checked(private, block))
         shared.close()
     assert len(place.server.engine.describe()) == 1
+
+
+def test_clients_that_want_other_clips_of_one_model_get_them(tmp_path, place):
+    save_small_qwen(tmp_path)
+    prompts = PromptSet(("a",), ("b",), "safe driving", "danger")
+    place.start()
+    settings = {"device": "cpu", "batch": 4, "precision": "float32"}
+    for stack in ({}, {"frames": 3, "frame_distance": 2}):
+        private = make_scorer(f"qwen2-vl:{tmp_path}", prompts, **settings, **stack)
+        shared = make_scorer(f"qwen2-vl:{tmp_path}", prompts, **settings, **stack, service=str(place.address))
+        assert isinstance(shared, ServiceScorer)
+        assert stack_of(shared) == stack_of(private)
+        block = np.concatenate([frames(5, age) for age in range(private.frames)], axis=-1)
+        np.testing.assert_array_equal(score_checked(shared, block), score_checked(private, block))
+        shared.close()
+
+
+def test_a_stack_that_the_services_scorer_does_not_look_at_is_refused(place):
+    place.start()
+    with pytest.raises(InputError, match="looks at 1 frame at a time, and frames is 2"):
+        make_scorer("python:frame_scorer:FrameScorer", ONE, service=str(place.address), frames=2)
 
 
 def test_many_clients_at_once_get_their_own_answers(place):
@@ -426,7 +449,7 @@ def test_a_client_knows_the_source_of_a_users_scorer_and_refuses_another_one(loc
         local.stop()
         other = SourceHash(files, revision="another one, which does not matter")
         monkeypatch.setattr("vlmsafe.signals.scorers.registry.hash_source", lambda modules, revision: other)  # noqa: B023
-        monkeypatch.setattr("vlmsafe.signals.scorers.registry._LOADED", {})
+        monkeypatch.setattr("vlmsafe.signals.scorers.user_code._LOADED", {})
         local.start()
         with nullcontext() if problem is None else pytest.raises(RunError, match=problem):
             client.score(frames(2))

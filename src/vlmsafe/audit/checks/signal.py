@@ -18,6 +18,7 @@ from vlmsafe.audit.findings import Finding, Unchecked, about_arm, counted, findi
 from vlmsafe.errors import InputError
 from vlmsafe.runs.records import ArmRecord, RunRecord
 from vlmsafe.signals.scorers.registry import kind_of
+from vlmsafe.signals.scorers.user_code import PREFIX
 
 INERT = 0.01
 """A term that never changes lambda by more than this share of its largest value is inert."""
@@ -141,7 +142,8 @@ def _gate_shares(run: RunRecord) -> Iterator[GateShare]:
 
 
 def gate_saturated(arm: ArmRecord) -> Iterator[Finding]:
-    if arm.first.config.signal.gate == "off":
+    gate = arm.first.config.signal.gate
+    if gate == "off":
         return
     shares = [(run, share) for run in arm.runs for share in _gate_shares(run)]
     for state, bound in (("open", f">= {OPEN:g}"), ("closed", f"<= {CLOSED:g}")):
@@ -158,9 +160,23 @@ def gate_saturated(arm: ArmRecord) -> Iterator[Finding]:
                 about_arm(arm, runs=runs),
                 lines,
                 {"shares": [asdict(share) for _, share in shares]},
-                fix=f"a gate that is {state} everywhere weighs nothing: calibrate it (--signal.gate calibrated), and "
-                "look at its distribution with: vlmsafe diagnose gate RUN",
+                fix=f"a gate that is {state} everywhere weighs nothing: {_remedy(gate, state)}, and look at its "
+                "distribution with: vlmsafe diagnose gate RUN",
             )
+
+
+def _remedy(gate: str, state: str) -> str:
+    """What to do about a gate that is open, or closed, everywhere."""
+    if gate.startswith(PREFIX):
+        return f"change your function '{gate}'"
+    if gate == "platt" and state == "open":
+        return "danger was rare among its labels, so count more of it (--signal.calibration.horizon), or use calibrated"
+    if gate in ("platt", "signed-calibrated"):
+        return (
+            "these frames look more dangerous than those it was fitted on, so fit it on others "
+            "(--signal.calibration.policy initial)"
+        )
+    return f"calibrate it (--signal.gate {'signed-calibrated' if gate == 'signed' else 'calibrated'})"
 
 
 def _stuck_line(stuck: Sequence[GateShare], state: str, bound: str, runs: int) -> str:

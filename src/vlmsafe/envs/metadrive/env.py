@@ -108,7 +108,7 @@ class MetaDrive(Env):
         self._start()
         self.observation_space = self._simulator.observation_space
         if self._route:
-            size = self.observation_space.shape[0] + 2
+            size = self._simulator.observation_space.shape[0] + 2
             self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (size,), np.float32)
         self.action_space = self._simulator.action_space
 

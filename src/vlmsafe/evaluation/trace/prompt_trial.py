@@ -18,7 +18,7 @@ from vlmsafe.runs.layout import DEFAULT_PROTOCOL
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import apply_rule
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer, stack_for
 
 RECORDED = "as recorded"
 """The name of the trace's own scores among the candidates."""
@@ -56,6 +56,8 @@ def compare(
     together: bool = True,
     device: str = "auto",
     batch: int | None = None,
+    scorer_frames: int | None = None,
+    frame_distance: int | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
     on_frames: Callable[[int, int], None] = lambda done, total: None,
@@ -64,7 +66,8 @@ def compare(
 
     The recorded scores are one more candidate, unless a candidate has the same scorer and prompts. Prompts are names or
     files, scorers are names. If one of the two is left out, it is taken from the recording. `together` embeds each
-    frame once for all prompt sets if the scorer allows it.
+    frame once for all prompt sets if the scorer allows it. `scorer_frames` and `frame_distance` are for scorers that
+    take any number of frames; by default the scorer of the recording gets as many as it got then, and others one.
     """
     pictures = [trace.pictures() for trace in traces]
     own = _shared(traces)
@@ -85,14 +88,16 @@ def compare(
         on_frames(done, frames * sum(passes))
 
     for name in names:
+        recorded = (own.frames, own.frame_distance) if own is not None and own.name == str(name) else (None, None)
+        stack = stack_for(name, len(names), (scorer_frames, frame_distance), recorded)
         found = rescore_sets(
-            pictures, name, sets, together=together, device=device, batch=batch, env=env, on_frames=count,
+            pictures, name, sets, together=together, device=device, batch=batch, stack=stack, env=env, on_frames=count,
             on_note=scorer_notes.append,
         )  # fmt: skip
         for label, one in found.items():
             title = label if len(names) == 1 else str(name) if len(sets) == 1 else f"{name}, {label}"
             candidates[title] = _candidate(title, one)
-            if own is not None and (str(name), sets[label].texts) == (own.name, _texts(own)):
+            if own is not None and (str(name), sets[label].texts, stack) == (own.name, _texts(own), recorded):
                 rounding = _rounding(title, one, traces, own)
     if own is not None and not rounding:
         candidates[RECORDED] = _recorded(traces, own)
@@ -114,7 +119,7 @@ def compare(
 def _shared(traces: Sequence[RecordedTrace]) -> TraceScorer | None:
     """The scorer with which all traces were recorded, with the same prompts; None if none of them reads prompts.
 
-    Its gate may differ between traces, because kappa is not compared.
+    Its gate may differ between traces. The bench then shows kappa as recorded, of several gates.
     """
 
     def known(trace: RecordedTrace) -> dict[Any, TraceScorer]:
@@ -155,14 +160,24 @@ def _sets(wanted: Sequence[str], own: TraceScorer | None) -> dict[str, PromptSet
 def _candidate(title: str, one: Rescored) -> Candidate:
     scores = apply_rule("decoupled", one.similarities, one.groups, one.bounds)
     return Candidate(
-        title, scores.positive, scores.negative, scores.margin, one.labels, one.similarities.astype(np.float64)
+        title,
+        scores.positive,
+        scores.negative,
+        scores.margin,
+        one.labels,
+        one.similarities.astype(np.float64),
+        one.gate,
     )
 
 
 def _recorded(traces: Sequence[RecordedTrace], own: TraceScorer) -> Candidate:
     """The scores in the table. The scorer gave them on the frames as they were rendered."""
-    positive, negative, margin = (_column(traces, own.prefix + name) for name in ("positive", "negative", "margin"))
-    return Candidate(RECORDED, positive, negative, margin)
+    positive, negative, margin, kappa = (
+        _column(traces, own.prefix + name) for name in ("positive", "negative", "margin", "kappa")
+    )
+    gates = {str(one.gate.get("kind", "")) for trace in traces for one in trace.scorers if one.prefix == own.prefix}
+    gate = gates.pop() if len(gates) == 1 else "several"
+    return Candidate(RECORDED, positive, negative, margin, gate=gate, recorded_kappa=kappa)
 
 
 def _column(traces: Sequence[RecordedTrace], name: str) -> np.ndarray[Any, np.dtype[np.float64]]:

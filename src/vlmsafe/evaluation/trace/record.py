@@ -24,7 +24,7 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.envs.vector.frames import Stream
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerPool
 from vlmsafe.errors import InputError
-from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gate_levels, gated_scorers
+from vlmsafe.evaluation.gated_scorers import GatedScorer, TraceScoring, gated_scorers
 from vlmsafe.evaluation.plan import Plan, require_counts, warn
 from vlmsafe.evaluation.resume import EpisodeCount
 from vlmsafe.evaluation.trace.task import SCHEMA, Recording, TraceTask
@@ -36,7 +36,7 @@ from vlmsafe.runs.run import Run
 from vlmsafe.runs.tables import SOURCE
 from vlmsafe.runs.traces import write_trace
 from vlmsafe.signals.frame_stack import stack_shape
-from vlmsafe.signals.gate import uncalibrated
+from vlmsafe.signals.gate import gate_levels, uncalibrated
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers.api import Scorer, Similarities
 from vlmsafe.signals.scorers.bill import in_words
@@ -65,6 +65,8 @@ def trace(
     frames: bool = False,
     batch: int | None = None,
     service: str = "",
+    scorer_frames: int | None = None,
+    frame_distance: int | None = None,
     indicators: bool | None = None,
     allow_untrained: bool = False,
     write: bool = False,
@@ -84,6 +86,8 @@ def trace(
 
     The environment's progress has its own names. `hazard` is null if the environment defines none, and `facts` adds its
     privileged measures as `fact_<name>`. `batch` frames are scored together, by default as many as suit the scorer.
+    `scorer_frames` and `frame_distance` say how many frames a scorer that takes any number gets at a time, and how many
+    steps lie between them; by default they are the run's for its own scorer, and one frame for others.
     `indicators` draws the simulator's cost indicators into frames or leaves them out, regardless of what the run did;
     comparing the two shows how much the indicators give away.
 
@@ -113,7 +117,8 @@ def trace(
             return call_in_child(
                 run.config.kernels, trace, run, tuple(scorers), protocol_name, episodes=episodes, epoch=epoch,
                 processes=processes, every=every, prompts=prompts, device=device, facts=facts, frames=frames,
-                batch=batch, service=service, indicators=indicators, allow_untrained=allow_untrained, write=write,
+                batch=batch, service=service, scorer_frames=scorer_frames, frame_distance=frame_distance,
+                indicators=indicators, allow_untrained=allow_untrained, write=write,
                 callbacks={"on_episode": on_episode, "on_note": on_note},
             )  # fmt: skip
         on_note(
@@ -127,7 +132,9 @@ def trace(
     if indicators is not None:
         drawn = env_spec(plan.run.config.env, indicators=indicators).indicators
         plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, indicators=drawn))
-    gated = _gated(plan, scorers, prompts, device, batch, service)
+    options = {"device": device, "batch": batch, "service": service}
+    options |= {"scorer_frames": scorer_frames, "frame_distance": frame_distance}
+    gated = _gated(plan, scorers, prompts, options)
     if not gated:
         on_note(
             f"no scorer looks at these episodes: the run has no signal, and '{run.config.env}' has no prompts of its "
@@ -177,9 +184,7 @@ def _gated(
     plan: Plan,
     scorers: Scorers,
     prompts: str | None,
-    device: str,
-    batch: int | None,
-    service: str,
+    options: dict[str, Any],
 ) -> dict[str, GatedScorer]:
     if isinstance(scorers, Scorer):
         scorers = {"": scorers}
@@ -188,7 +193,7 @@ def _gated(
             name: one if isinstance(one, GatedScorer) else GatedScorer(one, uncalibrated(one.gate))
             for name, one in scorers.items()
         }
-    return gated_scorers(plan, scorers, prompts, device=device, batch=batch, service=service)
+    return gated_scorers(plan, scorers, prompts, **options)
 
 
 def _record(
@@ -227,10 +232,10 @@ def _record(
             recipe = plan.recipe(frames=looks_at_frames or how.frames)
             stream, reader = None, None
             if looks_at_frames:
-                shape = stack_shape(_frame_shape(recipe, plan), scoring.frames)
+                shape = stack_shape(_frame_shape(recipe, plan), len(scoring.stack))
                 stream, reader = Stream(shape, how.batch or _BLOCK), scoring
             tasks = [
-                TraceTask(plan.tasks[i], scoring.looks, how.every, how.facts, scoring.frames, how.frames)
+                TraceTask(plan.tasks[i], scoring.looks, how.every, how.facts, scoring.stack, how.frames)
                 for i in missing
             ]
             try:

@@ -13,14 +13,14 @@ import numpy as np
 import polars as pl
 
 from vlmsafe.errors import InputError
-from vlmsafe.signals.frame_stack import STEPS_APART, Frame
+from vlmsafe.signals.frame_stack import Frame, StepsBack, stack_of
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.api import Scorer, Similarities, check_scorer, score_named
+from vlmsafe.signals.scorers.api import GateKind, Scorer, Similarities, check_scorer, score_named
 from vlmsafe.signals.scorers.registry import ScorerName, make_scorer
 
 
-def stacks(pictures: pl.DataFrame, frames: int) -> Iterator[Frame]:
-    """The frame stack of each picture, for a scorer of so many frames, see `vlmsafe.signals.frame_stack`."""
+def stacks(pictures: pl.DataFrame, stack: StepsBack) -> Iterator[Frame]:
+    """The frame stack of each picture, see `vlmsafe.signals.frame_stack`."""
     from vlmsafe.io.images import decode  # here, because nothing else needs an image library
 
     held: dict[int, Frame] = {}
@@ -28,16 +28,26 @@ def stacks(pictures: pl.DataFrame, frames: int) -> Iterator[Frame]:
     for episode, step, picture in pictures.select("episode", "step", "picture").iter_rows():
         if episode != of:
             held, of = {}, episode
-        oldest = step - STEPS_APART * (frames - 1)
-        held = {at: frame for at, frame in held.items() if at >= oldest}
+        held = {at: frame for at, frame in held.items() if at >= step - stack[0]}
         held[step] = now = decode(picture)
-        backs = [step - STEPS_APART * number for number in reversed(range(frames))]
-        if lacking := [back for back in backs if back > 0 and back not in held]:
+        wanted = [step - back for back in stack]
+        if lacking := [at for at in wanted if at > 0 and at not in held]:
+            distance = stack[-2]
             raise InputError(
-                f"the scorer looks at frames {STEPS_APART} steps apart, and the frame of step {lacking[-1]} of episode "
-                f"{episode} was not kept; record the trace with --every 1, 2 or {STEPS_APART}"
+                f"the scorer looks at frames {_steps(distance)} apart, and the frame of step {lacking[-1]} of episode "
+                f"{episode} was not kept; record the trace with --every {_divisors(distance)}"
             )
-        yield np.concatenate([held.get(back, now) for back in backs], axis=-1) if frames > 1 else now
+        yield np.concatenate([held.get(at, now) for at in wanted], axis=-1) if len(stack) > 1 else now
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _divisors(number: int) -> str:
+    """The divisors of a number as words: the periods with which every frame that many steps back is kept."""
+    *most, last = [str(one) for one in range(1, number + 1) if number % one == 0]
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def rescore(
@@ -58,7 +68,7 @@ def rescore(
     parts: list[Similarities] = [np.empty((0, sum(scorer.groups)), np.float32)]
     block: list[Frame] = []
     done = 0
-    for stack in stacks(pictures, scorer.frames):
+    for stack in stacks(pictures, stack_of(scorer)):
         block.append(stack)
         if len(block) == batch or done + len(block) == len(pictures):
             parts.append(score_named(scorer, name, np.stack(block)))
@@ -77,6 +87,8 @@ class Rescored:
     bounds: tuple[float, float]
     labels: tuple[tuple[str, str], ...]
     """The group and the text of each column."""
+    gate: GateKind = "prior-symmetric"
+    """The gate that suits the scorer."""
 
 
 def takes_sets_together(name: ScorerName) -> bool:
@@ -92,6 +104,7 @@ def rescore_sets(
     together: bool = True,
     device: str = "auto",
     batch: int | None = None,
+    stack: tuple[int | None, int | None] = (None, None),
     env: str | None = None,
     on_frames: Callable[[int], None] = lambda more: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -100,29 +113,36 @@ def rescore_sets(
 
     A cosine scorer's similarity to a prompt does not depend on the other prompts. So all sets are joined, each prompt
     once, and every frame is embedded once. `together=False` scores set by set, as other scorers have to. `batch` is by
-    default the scorer's own.
+    default the scorer's own. `stack` has `frames` and `frame_distance` of `make_scorer`.
     """
+    frames, distance = stack
     batch = name.kind.batch if batch is None else batch
     if together and takes_sets_together(name):
         places = _places(sets.values())
         texts = tuple(text for text, _ in places.values())
-        scorer = make_scorer(name, PromptSet(texts[:1], texts[1:]), device=device, batch=batch)
+        scorer = make_scorer(
+            name, PromptSet(texts[:1], texts[1:]), device=device, batch=batch, frames=frames, frame_distance=distance
+        )
         for note in scorer.notes(env):
             on_note(note)
         found = _all(pictures, scorer, name, batch, on_frames)
         return {
             label: Rescored(
-                found[:, [places[_key(text)][1] for text in one.texts]], one.sizes, scorer.bounds, _labels(one)
+                found[:, [places[_key(text)][1] for text in one.texts]],
+                one.sizes,
+                scorer.bounds,
+                _labels(one),
+                scorer.gate,
             )
             for label, one in sets.items()
         }
     results: dict[str, Rescored] = {}
     for label, one in sets.items():
-        scorer = make_scorer(name, one, device=device, batch=batch)
+        scorer = make_scorer(name, one, device=device, batch=batch, frames=frames, frame_distance=distance)
         for note in scorer.notes(env):
             on_note(note)
         found = _all(pictures, scorer, name, batch, on_frames)
-        results[label] = Rescored(found, scorer.groups, scorer.bounds, _asked(name, scorer, one))
+        results[label] = Rescored(found, scorer.groups, scorer.bounds, _asked(name, scorer, one), scorer.gate)
     return results
 
 

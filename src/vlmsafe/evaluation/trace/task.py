@@ -12,6 +12,7 @@ from vlmsafe.envs.api import Env
 from vlmsafe.envs.vector.frames import Frames, Sender
 from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import EpisodeTask
+from vlmsafe.signals.frame_stack import NEWEST, StepsBack
 from vlmsafe.signals.scorers.api import InputKind, Inputs
 from vlmsafe.signals.shaping import due
 from vlmsafe.training.collect import Watch, Watcher
@@ -72,8 +73,8 @@ class TraceTask:
     looks: tuple[InputKind, ...]
     every: int
     facts: bool
-    frames: int = 1
-    """Frames per stack."""
+    stack: StepsBack = NEWEST
+    """The frames that scorers look at."""
     keep: bool = False
     """Whether pictures of scored steps are kept."""
 
@@ -82,7 +83,7 @@ class TraceTask:
         watchers = {
             look: Watcher(
                 env,
-                Watch(look, self.every, self.frames),
+                Watch(look, self.every, self.stack),
                 (self.episodes.first,),
                 (album or sender) if look == "frame" else None,
             )

@@ -127,6 +127,8 @@ def gate_roc(dataset: Dataset, entry: Entry) -> Table | Missing:
     caption = (
         "Where the negated margin does as well as the calibrated gate, it has found an unusual margin, not danger."
     )
+    if any("recorded" in str(row[2].value) for row in rows):
+        caption += " A recorded κ below 0.5 says that the run's own gate closes in contact."
     return Table(entry.kind, entry.title or "Does the gate know contact?", columns, rows, caption, entry.label)
 
 

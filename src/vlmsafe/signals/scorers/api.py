@@ -73,6 +73,9 @@ class Scorer(abc.ABC):
     """The gate that suits its scores: that of CLIP's margins, one calibrated on frames, or one for probabilities."""
     frames: int = 1
     """How many frames it wants in a stack, if it looks at frames, see `vlmsafe.signals.frame_stack`."""
+    frame_distance: int = 4
+    """Steps between two frames of a stack. The paper scores every fourth step, so with its setting the earlier frame
+    has been rendered already."""
     groups: tuple[int, int]
     """The number of columns of positive and of negative prompts."""
     whole: bool = False
@@ -165,6 +168,10 @@ def check_scorer(scorer: Scorer) -> None:
         )
     if not isinstance(scorer.frames, int) or scorer.frames < 1:
         raise InputError(f"the scorer {name} wants stacks of {scorer.frames!r} frames; expected a number from 1 on")
+    if not isinstance(scorer.frame_distance, int) or scorer.frame_distance < 1:
+        raise InputError(
+            f"the scorer {name} wants frames {scorer.frame_distance!r} steps apart; expected a number from 1 on"
+        )
     if looks_at == "frame" and scorer.state():
         # Blocks of several workers reach it in the order of their arrival, so what it learns would depend on timing.
         raise InputError(f"the scorer {name} looks at frames and learns; only scorers of observations may")

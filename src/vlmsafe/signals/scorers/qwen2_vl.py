@@ -7,7 +7,8 @@ token, and Y and N the tokens that spell yes and no,
 
 The two questions about a frame differ only in their last words. Everything before, including the frame, goes through
 the model once; each question then adds its own words to the attention cache. Frames of a batch have one size, so their
-sequences have one length and nothing is padded.
+sequences have one length and nothing is padded. With several frames in a stack, the prompt has several images, the
+oldest first, and the question is about what they show together.
 
 Any Qwen2-VL or Qwen2.5-VL checkpoint works.
 """
@@ -28,7 +29,7 @@ from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Precision, Scorer, Similarities, check_frames
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, require_weights, revision_of
-from vlmsafe.signals.scorers.questions import NO, QUESTION, YES
+from vlmsafe.signals.scorers.questions import CLIP_QUESTION, NO, QUESTION, YES
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -37,11 +38,12 @@ KINDS = ("qwen2_vl", "qwen2_5_vl")
 """The values of `model_type` in the config of a supported checkpoint."""
 
 IMAGE = "<|image_pad|>"
-# The result of the checkpoints' own chat templates for one image and one question. It is written out because a template
-# comes with the checkpoint, so two copies of one model could be asked differently.
+PICTURE = f"<|vision_start|>{IMAGE}<|vision_end|>"
+# The result of the checkpoints' own chat templates for some images and one question. It is written out because a
+# template comes with the checkpoint, so two copies of one model could be asked differently.
 CHAT = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-    f"<|im_start|>user\n<|vision_start|>{IMAGE}<|vision_end|>{{question}}<|im_end|>\n"
+    "<|im_start|>user\n{pictures}{question}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
 
@@ -74,11 +76,19 @@ class Qwen2VLScorer(Scorer):
     groups = (1, 1)
 
     def __init__(
-        self, checkpoint: Checkpoint, prompts: PromptSet, *, name: str, device: torch.device, batch: int = 16
+        self,
+        checkpoint: Checkpoint,
+        prompts: PromptSet,
+        *,
+        name: str,
+        device: torch.device,
+        batch: int = 16,
+        frames: int = 1,
     ) -> None:
         if batch < 1:
             raise InputError(f"the batch of the scorer 'qwen2-vl' must be at least 1, got {batch}")
         self._name, self._revision, self._device, self._batch = name, checkpoint.revision, device, batch
+        self.frames = frames
         try:
             self._model = checkpoint.model.to(device).eval().requires_grad_(False)
         except torch.cuda.OutOfMemoryError:
@@ -104,12 +114,15 @@ class Qwen2VLScorer(Scorer):
     def _ask(self, prompts: PromptSet) -> None:
         prompts.require_descriptions("qwen2-vl")
         descriptions = (prompts.positive_description, prompts.negative_description)
-        self._questions = [QUESTION.format(description=description) for description in descriptions]
-        texts = [_tokens(self._tokenizer, CHAT.format(question=question)) for question in self._questions]
+        asked = QUESTION if self.frames == 1 else CLIP_QUESTION
+        self._questions = [asked.format(description=description) for description in descriptions]
+        chats = [CHAT.format(pictures=PICTURE * self.frames, question=question) for question in self._questions]
+        texts = [_tokens(self._tokenizer, chat) for chat in chats]
         for tokens, description in zip(texts, descriptions, strict=True):
-            if (places := tokens.count(self._image)) != 1:
+            if (places := tokens.count(self._image)) != self.frames:
                 raise InputError(
-                    f"the question about '{description}' has {places} places for an image, expected one: "
+                    f"the question about '{description}' has {places} places for an image, expected "
+                    f"{'one' if self.frames == 1 else self.frames}: "
                     f"{IMAGE} must be the image token of {self._name}, and no part of a description"
                 )
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
@@ -118,7 +131,14 @@ class Qwen2VLScorer(Scorer):
 
     @classmethod
     def load(
-        cls, model: str, prompts: PromptSet, *, device: str = "auto", precision: Precision = "bfloat16", batch: int = 16
+        cls,
+        model: str,
+        prompts: PromptSet,
+        *,
+        device: str = "auto",
+        precision: Precision = "bfloat16",
+        batch: int = 16,
+        frames: int = 1,
     ) -> Qwen2VLScorer:
         """Load a model from a folder, the Hugging Face cache, or the hub."""
         if precision not in _DTYPES:
@@ -126,7 +146,7 @@ class Qwen2VLScorer(Scorer):
         place = find_device(device)
         with quiet():
             checkpoint = find(model, lambda source, local: _read(source, model, _DTYPES[precision], local), "qwen2-vl")
-            return cls(checkpoint, prompts, name=model, device=place, batch=batch)
+            return cls(checkpoint, prompts, name=model, device=place, batch=batch, frames=frames)
 
     def with_prompts(self, prompts: PromptSet) -> Qwen2VLScorer:
         other = copy.copy(self)
@@ -140,7 +160,7 @@ class Qwen2VLScorer(Scorer):
 
     @torch.inference_mode()
     def score(self, inputs: Inputs) -> Similarities:
-        check_frames(inputs)
+        check_frames(inputs, self.frames)
         probabilities = np.empty((len(inputs), len(self._questions)), np.float32)
         for start in range(0, len(inputs), self._batch):
             part = slice(start, start + self._batch)
@@ -154,12 +174,12 @@ class Qwen2VLScorer(Scorer):
         return probabilities
 
     def _probabilities(self, frames: Inputs) -> torch.Tensor:
-        """P(yes) for frames of one size and both questions, [N, 2]."""
+        """P(yes) for stacks of frames of one size and both questions, [N, 2]."""
         pixels, grids = self._patches(frames)
         rows, columns = (int(size) // self._merge for size in grids[0, 1:])
-        at, tokens = self._shared.index(self._image), rows * columns
-        shared = [*self._shared[:at], *[self._image] * tokens, *self._shared[at + 1 :]]
-        positions = _positions(at, rows, columns, len(shared) + max(map(len, self._endings)) - at - tokens)
+        shared = [token for one in self._shared for token in [one] * (rows * columns if one == self._image else 1)]
+        longest = max(self._endings, key=len)
+        positions = _positions([token == self._image for token in (*self._shared, *longest)], rows, columns)
         cache = self._model.model(
             input_ids=self._repeat(shared, len(frames)),
             position_ids=self._spread(positions[:, : len(shared)], len(frames)),
@@ -184,13 +204,14 @@ class Qwen2VLScorer(Scorer):
         return torch.stack(answers, dim=1)
 
     def _patches(self, frames: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """The patches of all frames, and the grid of patches of each frame.
+        """The patches of all frames, stack by stack, and the grid of patches of each frame.
 
         The checkpoint's processor resizes and cuts. Standardisation happens here, on the model's device, which leaves
         more of the CPU to the simulators.
         """
+        singles = frames.reshape(*frames.shape[:3], -1, 3).transpose(0, 3, 1, 2, 4).reshape(-1, *frames.shape[1:3], 3)
         images = self._processor(
-            images=list(frames),
+            images=list(singles),
             input_data_format="channels_last",  # otherwise it guesses from the shape
             do_rescale=False,
             do_normalize=False,
@@ -212,6 +233,7 @@ class Qwen2VLScorer(Scorer):
             "revision": self._revision,
             "device": str(self._device),
             "precision": str(self._model.dtype).removeprefix("torch."),
+            "frames": self.frames,
             "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
             "questions": list(self._questions),
             "yes": list(self._yes),
@@ -219,17 +241,19 @@ class Qwen2VLScorer(Scorer):
         }
 
 
-def _positions(before: int, rows: int, columns: int, after: int) -> torch.Tensor:
-    """Time, row and column of every token, [3, tokens]: the model's rotary positions for one image.
+def _positions(images: Sequence[bool], rows: int, columns: int) -> torch.Tensor:
+    """Time, row and column of every token, [3, tokens]: the model's rotary positions of text and images of one size.
 
-    For text all three increase together. Tokens of the image share one time and have their own row and column. The text
-    after the image continues from its longer side.
+    `images` says for each token whether an image stands in its place. For text all three increase together. Tokens of
+    an image share one time and have their own row and column. What follows an image continues from its longer side.
     """
     row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
-    image = torch.stack([torch.zeros_like(row), row, column]).reshape(3, -1) + before
-    start = before + max(rows, columns)
-    ahead, behind = torch.arange(before), torch.arange(start, start + after)
-    return torch.cat([ahead.expand(3, -1), image, behind.expand(3, -1)], dim=1)
+    image, word = torch.stack([torch.zeros_like(row), row, column]).reshape(3, -1), torch.zeros(3, 1, dtype=torch.int64)
+    parts, start = [], 0
+    for is_image in images:
+        parts.append((image if is_image else word) + start)
+        start += max(rows, columns) if is_image else 1
+    return torch.cat(parts, dim=1)
 
 
 def _tokens(tokenizer: Any, text: str) -> list[int]:

@@ -19,18 +19,16 @@ A model and its libraries are imported when a scorer is loaded, not before.
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
-import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmsafe.errors import InputError, VlmsafeError, unknown_name
-from vlmsafe.io.source import SourceHash, hash_source, loaded_files, stale_files, unseen_files
+from vlmsafe.errors import InputError, unknown_name
+from vlmsafe.io.source import SourceHash, hash_source
 from vlmsafe.signals.scorers.api import (
     ALL_RULES,
     COSINE_RULES,
@@ -59,6 +57,8 @@ class Loading:
     batch: int
     observation: int
     seed: tuple[int, ...]
+    frames: int = 1
+    """Frames in a stack, for kinds that take any number."""
     endpoint: EndpointOptions = field(default_factory=EndpointOptions)
     give_up: Callable[[], bool] = lambda: False
 
@@ -92,6 +92,9 @@ class ScorerKind:
     only the loaded scorer knows, or no text."""
     rules: tuple[Rule, ...] | None = None
     """The scoring rules for its similarities; None where only the loaded scorer can say."""
+    frames: int | Literal["any"] | None = None
+    """How many frames it looks at: a fixed number, any number, which the user chooses, or None where only the loaded
+    scorer can say."""
     gate: GateKind = "prior-symmetric"
     """What the gate 'auto' of a run stands for."""
     precision: Precision = "float32"
@@ -182,13 +185,15 @@ def _clip(loading: Loading) -> Scorer:
 def _qwen2_vl(loading: Loading) -> Scorer:
     from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
 
-    return Qwen2VLScorer.load(loading.argument, loading.prompts, **loading.options)
+    return Qwen2VLScorer.load(loading.argument, loading.prompts, frames=loading.frames, **loading.options)
 
 
 def _openai(loading: Loading) -> Scorer:
     from vlmsafe.signals.scorers.endpoint.scorer import EndpointScorer
 
-    return EndpointScorer.load(loading.argument, loading.prompts, loading.endpoint, give_up=loading.give_up)
+    return EndpointScorer.load(
+        loading.argument, loading.prompts, loading.endpoint, frames=loading.frames, give_up=loading.give_up
+    )
 
 
 def _rnd(loading: Loading) -> Scorer:
@@ -234,71 +239,15 @@ def _look_up_openai(loading: Loading) -> None:
 
 
 def _look_up_python(loading: Loading) -> type[Scorer] | None:
-    maker = _maker(loading.argument)
-    return maker if isinstance(maker, type) and issubclass(maker, Scorer) else None
+    from vlmsafe.signals.scorers.user_code import look_up
 
-
-def _maker(argument: str) -> Callable[[PromptSet], Any]:
-    """The user's callable that makes a scorer."""
-    module, _, name = argument.partition(":")
-    try:
-        found = importlib.import_module(module)
-    except (ImportError, ValueError) as error:
-        raise InputError(
-            f"cannot import the scorer 'python:{argument}': {error}; put the folder of its module on PYTHONPATH, or "
-            "install it"
-        ) from None
-    except Exception as error:  # the user's module may raise anything
-        raise InputError(f"cannot import the scorer 'python:{argument}': {type(error).__name__}: {error}") from error
-    if (maker := getattr(found, name, None)) is None:
-        own = [one for one, value in vars(found).items() if isinstance(value, type) and issubclass(value, Scorer)]
-        unknown = unknown_name(f"scorer of {module}", name, own)
-        raise InputError(f"cannot import the scorer 'python:{argument}': {unknown}")
-    if not callable(maker):
-        raise InputError(f"'python:{argument}' is a {type(maker).__name__}; expected a class or a function")
-    return maker
+    return look_up(loading.argument)
 
 
 def _python(loading: Loading) -> Scorer:
-    text, before = f"python:{loading.argument}", frozenset(sys.modules)
-    maker = _maker(loading.argument)
-    try:
-        scorer = maker(loading.prompts)
-    except VlmsafeError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        raise InputError(f"'{text}' raised {type(error).__name__}: {error}") from error
-    if not isinstance(scorer, Scorer):
-        raise InputError(f"'{text}' gave a {type(scorer).__name__}; expected a vlmsafe.Scorer")
-    scorer.source = _loaded_source(loading.argument.partition(":")[0], scorer, before)
-    return scorer
+    from vlmsafe.signals.scorers.user_code import make
 
-
-_LOADED: dict[str, tuple[Any, SourceHash]] = {}
-"""The user's modules that this process loaded scorers from: the import, which a reload replaces, and the source."""
-
-
-def _loaded_source(module: str, scorer: Scorer, before: frozenset[str]) -> SourceHash:
-    """The source that a scorer was loaded from. Python imports a module once, so a later change is not loaded.
-
-    `before` are the names of the modules that were loaded before. For one of them the present file may not be what was
-    imported.
-    """
-    now, imported = hash_source([module], revision=True), sys.modules[module].__spec__
-    if module not in _LOADED or _LOADED[module][0] is not imported:
-        if module in before and (stale := stale_files(now)):
-            now = replace(now, unknown=f"{', '.join(stale)} may have been changed after this process imported it")
-        _LOADED[module] = imported, now
-    then = _LOADED[module][1]
-    if changes := then.changes(now):
-        raise InputError(
-            f"the source of 'python:{module}' was changed after this process had loaded it ({changes}); start Python, "
-            "or the scoring service, again"
-        )
-    unseen = unseen_files(loaded_files(before.difference(kind.__module__ for kind in type(scorer).__mro__)), now)
-    if unseen and not then.unknown:
-        return replace(now, unknown=f"it is made of {', '.join(unseen)}, which '{module}' does not import")
-    return replace(now, unknown=then.unknown)
+    return make(loading.argument, loading.prompts)
 
 
 def scorer_source(scorer: str) -> SourceHash | None:
@@ -334,6 +283,7 @@ KINDS = {
             looks_at="frame",
             compares="prompts",
             rules=COSINE_RULES,
+            frames=1,
             compiles=True,
             shared=True,
             downloaded=True,
@@ -351,6 +301,7 @@ KINDS = {
             looks_at="frame",
             compares="descriptions",
             rules=YES_NO_RULES,
+            frames="any",
             gate="probability",  # differences of probabilities are far larger than CLIP's margins
             precision="bfloat16",  # in float32 the 7B model takes 33 GB
             batch=16,
@@ -368,6 +319,7 @@ KINDS = {
             compares="descriptions",
             rules=YES_NO_RULES,
             gate="probability",
+            frames="any",
             precision="bfloat16",  # what servers compute in; answers to one picture may differ as much
             cached=True,
         ),
@@ -390,6 +342,9 @@ KINDS = {
 
 DEFAULT_SCORER = "embedded"
 """What traces and prompt benches use for a run that has no scorer of its own."""
+
+MOST_FRAMES = 16
+"""The most frames in a stack. More would be a video, and a block of them would not fit into a service's messages."""
 
 NO_SCORER = "none"
 """The scorer of a method without a signal."""
@@ -437,25 +392,32 @@ def make_scorer(
     service: str = "",
     service_wait: float = 120.0,
     give_up: Callable[[], bool] = lambda: False,
+    frames: int | None = None,
+    frame_distance: int | None = None,
     endpoint: EndpointOptions | None = None,
     cache: str = "auto",
     cache_mb: int | None = None,
 ) -> Scorer:
     """Load a scorer. `observation` is the length of the vectors that a scorer of observations will see.
 
-    `precision` and `batch` are by default the kind's own. With the address of a scoring service, a scorer of frames
-    asks that service; other scorers stay in this process. A service, and an endpoint, which is asked as `endpoint`
-    says, are waited for until `give_up` returns True. `cache` is 'auto', 'off' or the file in which scores of frames
-    are kept, up to `cache_mb` megabytes.
+    `precision` and `batch` are by default the kind's own. `frames` is the number of frames in a stack, and
+    `frame_distance` the number of steps between two of them; by default they are the scorer's own. With the address of
+    a scoring service, a scorer of frames asks that service; other scorers stay in this process. A service, and an
+    endpoint, which is asked as `endpoint` says, are waited for until `give_up` returns True. `cache` is 'auto', 'off'
+    or the file in which scores of frames are kept, up to `cache_mb` megabytes.
     """
     name = parse_scorer(name) if isinstance(name, str) else name
     kind = name.kind
     precision = kind.precision if precision is None else precision
     batch = kind.batch if batch is None else batch
     prompts = _some_prompts(name, prompts)
-    endpoint = endpoint or EndpointOptions()
-    loading = Loading(name.argument, prompts, device, precision, compile, batch, observation, seed, endpoint, give_up)
-    scorer = _loaded(name, loading, service, service_wait)
+    check_stack(name, frames, frame_distance)
+    loading = Loading(
+        name.argument, prompts, device, precision, compile, batch, observation, seed, frames or 1,
+        endpoint or EndpointOptions(), give_up,
+    )  # fmt: skip
+    stack = frames if kind.frames == "any" else None
+    scorer = _with_stack(_loaded(name, loading, stack, service, service_wait), name, frames, frame_distance)
     if scorer.looks_at != "frame" or cache == "off" or (cache == "auto" and not kind.cached):
         return scorer
     from vlmsafe.signals.scorers.cache import with_cache
@@ -463,7 +425,7 @@ def make_scorer(
     return with_cache(scorer, name, loading, cache, cache_mb)
 
 
-def _loaded(name: ScorerName, loading: Loading, service: str, service_wait: float) -> Scorer:
+def _loaded(name: ScorerName, loading: Loading, stack: int | None, service: str, service_wait: float) -> Scorer:
     """A scorer of a service, or of this process."""
     kind, compile = name.kind, loading.compile
     if compile and kind.needs_prompts and not kind.compiles:
@@ -474,9 +436,61 @@ def _loaded(name: ScorerName, loading: Loading, service: str, service_wait: floa
         from vlmsafe.signals.service.spec import ModelSpec, NotShared
 
         with suppress(NotShared):  # a scorer of the user's that looks at something else
-            spec = ModelSpec(str(name.absolute), loading.device, loading.precision, compile, loading.batch)
+            spec = ModelSpec(str(name.absolute), loading.device, loading.precision, compile, loading.batch, stack)
             return connect(service, spec, loading.prompts, service_wait, loading.give_up)
     return kind.load(loading)
+
+
+def check_stack(name: ScorerName, frames: int | None, frame_distance: int | None) -> None:
+    """Refuse a stack that a kind does not look at. What only the loaded scorer knows, `make_scorer` checks."""
+    own = name.kind.frames
+    if frames is None and frame_distance is None:
+        return
+    if frames is not None and not 1 <= frames <= MOST_FRAMES:
+        raise InputError(f"frames is {frames}; a scorer gets from 1 to {MOST_FRAMES} frames at a time")
+    if frame_distance is not None and frame_distance < 1:
+        raise InputError(f"frame_distance is {frame_distance}; frames are at least 1 step apart")
+    if not name.kind.may_look_at_frames:
+        raise InputError(f"the scorer '{name.kind.name}' looks at no frames; drop frames and frame_distance")
+    if isinstance(own, int) and frames not in (None, own):
+        raise _other_stack(name, f"{own} {'frame' if own == 1 else 'frames'} at a time, and frames is {frames}")
+    if frame_distance is not None and (own == 1 or (own == "any" and frames in (None, 1))):
+        raise InputError(
+            f"frame_distance is {frame_distance}, but the scorer '{name.kind.name}' gets 1 frame at a time; "
+            + ("drop frame_distance" if own == 1 else "set frames to 2 or more, or drop it")
+        )
+
+
+def stack_for(
+    name: ScorerName, scorers: int, chosen: tuple[int | None, int | None], before: tuple[int | None, int | None]
+) -> tuple[int | None, int | None]:
+    """`frames` and `frame_distance` for one of several scorers: the chosen ones, else those that it had `before`."""
+    if chosen == (None, None):
+        return before
+    # Of several scorers some may look at a fixed number; a single one is told that it cannot look at another.
+    return chosen if scorers == 1 or name.kind.frames == "any" else (None, None)
+
+
+def _with_stack(scorer: Scorer, name: ScorerName, frames: int | None, frame_distance: int | None) -> Scorer:
+    """The scorer, with the distance of its frames set where its kind takes any; otherwise checked to be its own."""
+    if name.kind.frames == "any":
+        scorer.frame_distance = frame_distance or scorer.frame_distance
+        return scorer
+    if frames not in (None, scorer.frames) or frame_distance not in (None, scorer.frame_distance):
+        own, distance = scorer.frames, scorer.frame_distance
+        wanted = f"frames is {own if frames is None else frames}"
+        wanted += "" if frame_distance is None else f", frame_distance {frame_distance}"
+        scorer.close()
+        stack = "1 frame at a time" if own == 1 else f"{own} frames at a time, {distance} steps apart"
+        raise _other_stack(name, f"{stack}, and {wanted}")
+    return scorer
+
+
+def _other_stack(name: ScorerName, clause: str) -> InputError:
+    able = " or ".join(f"'{kind.name}'" for kind in KINDS.values() if kind.frames == "any")
+    return InputError(
+        f"the scorer '{name.kind.name}' looks at {clause}; drop frames, or use {able}, which takes any number"
+    )
 
 
 def look_up_scorer(

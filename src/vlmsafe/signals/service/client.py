@@ -80,12 +80,16 @@ def describe_scorer(scorer: Scorer) -> dict[str, Any]:
         "bounds": list(scorer.bounds),
         "gate": scorer.gate,
         "frames": scorer.frames,
+        "frame_distance": scorer.frame_distance,
         "groups": list(scorer.groups),
         "description": scorer.describe() | ({"source": scorer.source.to_dict()} if scorer.source is not None else {}),
     }
 
 
-_ABOUT = {"rules": list, "bounds": list, "gate": str, "frames": int, "groups": list, "description": dict}
+_ABOUT = {
+    "rules": list, "bounds": list, "gate": str, "frames": int, "frame_distance": int, "groups": list,
+    "description": dict,
+}  # fmt: skip
 
 
 class ServiceScorer(Scorer):
@@ -240,9 +244,11 @@ class ServiceScorer(Scorer):
                 f"the scoring service at {self._connection.address} came back with another model: "
                 f"{_identity(about)} after {_identity(self._about)}. Put the model back and resume the run"
             )
-        self._about = about
+        first, self._about = not self._about, about
         self.rules, self.bounds = tuple(about["rules"]), (about["bounds"][0], about["bounds"][1])
         self.gate, self.frames = about["gate"], about["frames"]
+        if first:  # later the client may have chosen another one; it is the client that stacks frames
+            self.frame_distance = about["frame_distance"]
         self.groups = (about["groups"][0], about["groups"][1])
         source = about["description"].get("source")
         self.source = SourceHash.from_dict(source) if isinstance(source, dict) else None

@@ -48,7 +48,13 @@ class Opened:
 
 def make_model(spec: ModelSpec, prompts: PromptSet | None) -> Scorer:
     return make_scorer(
-        spec.scorer, prompts, device=spec.device, precision=spec.precision, compile=spec.compile, batch=spec.batch
+        spec.scorer,
+        prompts,
+        device=spec.device,
+        precision=spec.precision,
+        compile=spec.compile,
+        batch=spec.batch,
+        frames=spec.frames,
     )
 
 

@@ -24,6 +24,8 @@ class ModelSpec:
     precision: Precision = "float32"
     compile: bool = False
     batch: int = 64
+    frames: int | None = None
+    """Frames in a stack, for a scorer that takes any number; None for its own."""
 
 
 class ServiceStopped(VlmsafeError):

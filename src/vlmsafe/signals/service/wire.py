@@ -195,7 +195,7 @@ def read_open(body: bytearray, token: str = "") -> tuple[ModelSpec, PromptSet | 
 
     WrongToken if the client does not have the token, where one is asked for.
     """
-    kinds = {"scorer": str, "device": str, "precision": str, "compile": bool, "batch": int}
+    kinds = {"scorer": str, "device": str, "precision": str, "compile": bool, "batch": int, "frames": int | None}
     content = fields(body, kinds | {"prompts": dict | None, "threads": int, "token": str})
     shown = content.pop("token")
     if token and not hmac.compare_digest(shown.encode(), token.encode()):
@@ -205,6 +205,8 @@ def read_open(body: bytearray, token: str = "") -> tuple[ModelSpec, PromptSet | 
         raise Malformed(f"a client has from 0 to {_THREADS_LIMIT} threads, not {threads}")
     if content["precision"] not in ("float32", "bfloat16") or not 1 <= content["batch"] <= _FRAMES_LIMIT:
         raise Malformed("a precision is float32 or bfloat16, and a batch has from 1 to 4096 frames")
+    if content["frames"] is not None and not 1 <= content["frames"] <= _CHANNEL_LIMIT // 3:
+        raise Malformed(f"a stack has from 1 to {_CHANNEL_LIMIT // 3} frames, not {content['frames']}")
     return ModelSpec(**content), None if prompts is None else _prompts(prompts), threads
 
 

@@ -111,9 +111,10 @@ def model_of(config: TrainConfig) -> str:
 
 
 def frames_of(config: TrainConfig) -> int:
-    """The most frames that a run scores: every k-th step, and those of its calibration."""
+    """The most frames that a run scores: every k-th step, and those of its calibration, each with its whole clip."""
     signal = config.signal
-    return config.total_steps // signal.period + (signal.calibration.frames or 0) * signal.needs_calibration
+    states = config.total_steps // signal.period + (signal.calibration.frames or 0) * signal.needs_calibration
+    return states * (signal.frames or 1)
 
 
 def notes(rows: list[GpuRow], rates: Rates | None = None) -> list[str]:
