@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 
 from vlmsafe.signals.prompts import load_prompts
+from vlmsafe.signals.scorers.questions import questions
 from vlmsafe.signals.scorers.qwen2_vl import CHAT, IMAGE, PICTURE, Checkpoint, Qwen2VLScorer
-from vlmsafe.signals.scorers.yes_no import questions
 
 _models: Any = transformers  # half typed; what comes from it is Any
 

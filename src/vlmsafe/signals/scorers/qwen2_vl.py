@@ -1,9 +1,9 @@
 """Scores frames with Qwen2-VL: the probability of "yes" to one question for each group of prompts.
 
-`vlmsafe.signals.scorers.yes_no` has the questions and the formula. The two questions about a frame differ only in their
-last words. Everything before, including the frame, goes through the model once; each question then adds its own words
-to the attention cache. Frames of a batch have one size, so their sequences have one length and nothing is padded. With
-several frames in a stack, the prompt has several images, the oldest first, and the question is about all of them.
+The modules `questions` and `yes_no` have the questions and the formula. The two questions about a frame differ only in
+their last words. Everything before, including the frame, goes through the model once; each question then adds its own
+words to the attention cache. Frames of a batch have one size, so their sequences have one length and nothing is padded.
+With several frames in a stack, the prompt has several images, the oldest first, and the question is about all of them.
 
 Any Qwen2-VL or Qwen2.5-VL checkpoint works. It is the fast path for them: `transformers:<model>` asks any chat model
 the same questions, by the processor and the chat template of its checkpoint.
@@ -23,7 +23,8 @@ from vlmsafe.signals.scorers.api import Inputs, Precision
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, require_weights, revision_of
 from vlmsafe.signals.scorers.processors import read_image_processor, refuse_missing
-from vlmsafe.signals.scorers.yes_no import Answers, YesNoScorer, encode, questions, split_shared
+from vlmsafe.signals.scorers.questions import questions
+from vlmsafe.signals.scorers.yes_no import Answers, YesNoScorer, encode, split_shared
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet

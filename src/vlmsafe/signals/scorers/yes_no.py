@@ -1,4 +1,4 @@
-"""What scorers by yes/no probabilities share: the questions, the tokens that answer them, and batches of frames.
+"""What scorers by yes/no probabilities share: the tokens that answer their questions, and batches of frames.
 
 A chat model is asked, for each group of prompts, whether the frame shows the group's description. With l the logits of
 the next token, and Y and N the tokens that spell yes and no,
@@ -21,25 +21,10 @@ from torch import Tensor
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Scorer, Similarities, check_frames
+from vlmsafe.signals.scorers.questions import NO, YES
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
-
-QUESTION = "Does this image show {description}? Answer yes or no."
-CLIP_QUESTION = "These images show one scene over time, the oldest first. Do they show {description}? Answer yes or no."
-"""The question where a stack has several frames."""
-YES = ("yes", "Yes", "YES", " yes", " Yes", " YES")
-NO = ("no", "No", "NO", " no", " No", " NO")
-
-
-def questions(prompts: PromptSet, scorer: str, frames: int = 1) -> tuple[str, str]:
-    """The questions about the positive and the negative group; `scorer` is the scorer's kind, for messages."""
-    prompts.require_descriptions(scorer)
-    form = QUESTION if frames == 1 else CLIP_QUESTION
-    return (
-        form.format(description=prompts.positive_description),
-        form.format(description=prompts.negative_description),
-    )
 
 
 def split_shared(texts: Sequence[Sequence[int]]) -> tuple[list[int], list[list[int]]]:

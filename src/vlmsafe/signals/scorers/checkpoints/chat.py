@@ -22,7 +22,8 @@ from vlmsafe.signals.scorers.api import Inputs, Precision
 from vlmsafe.signals.scorers.checkpoints.files import Files, read_weights
 from vlmsafe.signals.scorers.hub import first_line
 from vlmsafe.signals.scorers.processors import for_model, read_image_processor, read_processor, read_tokenizer
-from vlmsafe.signals.scorers.yes_no import Answers, YesNoScorer, questions, split_shared
+from vlmsafe.signals.scorers.questions import questions
+from vlmsafe.signals.scorers.yes_no import Answers, YesNoScorer, split_shared
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet

@@ -14,8 +14,8 @@ from vlmsafe.signals.scorers.checkpoints.files import Files, check_family, check
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import in_one_line, quiet
 from vlmsafe.signals.scorers.processors import read_image_processor, read_tokenizer
+from vlmsafe.signals.scorers.questions import questions
 from vlmsafe.signals.scorers.texts import longest_text, readable
-from vlmsafe.signals.scorers.yes_no import questions
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
