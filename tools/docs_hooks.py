@@ -33,7 +33,7 @@ SUBCOMMANDS = {
     "prompts": ("", "show", "bench"),
     "methods": ("", "diff"),
     "published": ("", "show", "compare"),
-    "embedded": ("build",),
+    "embedded": ("distil", "build"),
 }
 
 

@@ -1,6 +1,7 @@
 """The whole making of the scorer at a small scale, and what the shipped one says of itself."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from vlmsafe.distillation.card import _indicators, card
 from vlmsafe.distillation.data import Examples
 from vlmsafe.distillation.facts import FACTS
 from vlmsafe.distillation.measure import PROMPT_FACTS, anticipation_of, indicators_of, stated_facts, truth_of
+from vlmsafe.distillation.plan import file_name
 from vlmsafe.distillation.record import RecordTask
 from vlmsafe.distillation.train import Schedule, draw_captions
 from vlmsafe.envs.api import Scenarios
@@ -114,6 +116,17 @@ def test_the_plan_covers_every_environment_and_tests_no_agent_that_drives_in_rec
 
 def test_agents_of_a_variant_are_named_like_files() -> None:
     assert AgentPlan("formula-one-l2:sighted", "ppo", 2).name == "formula-one-l2-sighted-ppo-2"
+
+
+def test_environments_of_any_name_have_file_names_of_their_own() -> None:
+    names = [
+        "gym:Pkg/Name-v0", "gym:Pkg:Name-v0", "gym:Pkg-Name-v0", "gym:Pkg/Name-v0@/opt/a/bin/python",
+        "gym:Pkg/Name-v0@../b", "safety-gymnasium:Safety.One-v0", "braking",
+    ]  # fmt: skip
+    found = [file_name(name) for name in names]
+    assert all(re.fullmatch(r"[\w-]+", name, re.ASCII) for name in found)
+    assert len(set(found)) == len(names)
+    assert found[-1] == "braking"
 
 
 def test_anticipation_is_measured_with_and_without_a_ceiling() -> None:

@@ -232,3 +232,12 @@ def test_a_contact_that_costs_nothing_ends_a_recording_too_and_short_steps_make_
 @pytest.mark.parametrize(("step_seconds", "steps"), [(0.1, 160), (0.2, 160), (1.0, 160), (0.04, 240), (1 / 60, 576)])
 def test_an_episode_lasts_at_least_as_many_steps_and_as_long(step_seconds: float, steps: int) -> None:
     assert step_limit(step_seconds) == steps
+
+
+def test_an_environment_that_says_how_long_a_step_takes_is_believed(tmp_path: Path) -> None:
+    env = Sandbox()
+    env.step_seconds = 0.04
+    RecordTask(tmp_path / "a.npz", "sandbox", 0.1, Scenarios(0, 9), False, episodes=12, seed=(0,)).run(env, int)
+    with np.load(tmp_path / "a.npz") as held:
+        assert float(held["step_seconds"]) == 0.04
+        assert max(held["length"]) == 240

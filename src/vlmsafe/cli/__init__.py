@@ -32,7 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check-env": ("check_env:check_env_verb", "drive an environment of yours, and say what training would meet"),
     "methods": ("listings:methods_verb", "list the methods, or compare two: methods diff A B"),
     "drivers": ("drivers:drivers_verb", "list the trained drivers that come with the package, or show a card"),
-    "embedded": ("embedded:embedded_verb", "make the embedded scorer anew: embedded build"),
+    "embedded": ("embedded:embedded_verb", "embedded scorers: distil one of your own, or build the shipped one anew"),
     "published": ("published:published_verb", "the paper's tables: list, show NAME, compare RUN..."),
     "doctor": ("listings:doctor_verb", "say what is installed and what is missing"),
 }

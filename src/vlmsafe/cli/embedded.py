@@ -31,15 +31,25 @@ class EmbeddedCommand:
     """Simulators at a time."""
     scale: float = 1.0
     """Multiplies episodes and steps, for a small trial."""
+    plan: Path | None = None
+    """YAML file with environments, agents and amounts, for environments of your own that have facts()."""
+    wordings: Path | None = None
+    """YAML file with the wordings of facts in your environments, and their prompts; laid over the shipped ones."""
 
 
 def embedded_verb(argv: list[str]) -> None:
-    command = parse(EmbeddedCommand, argv, "embedded")
-    from vlmsafe.distillation.build import BuildPlan, build
+    if argv[:1] == ["distil"]:
+        from vlmsafe.cli.distil import distil_verb
 
-    build(
+        return distil_verb(argv)
+    command = parse(EmbeddedCommand, argv, "embedded")
+    from vlmsafe.distillation.own import build_own
+
+    build_own(
         command.directory,
-        BuildPlan().scaled(command.scale),
+        command.plan,
+        command.wordings,
+        scale=command.scale,
         stages=command.stages,
         device=command.device,
         processes=command.processes,

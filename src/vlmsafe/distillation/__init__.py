@@ -11,4 +11,18 @@ ceiling.py   a network on observations, for comparison
 measure.py   measurements on scenarios and wordings that training never used
 card.py      the model card
 build.py     all stages in order
+own.py       the same for environments of the user's, with a plan and wordings from files
+
+A scorer of the user's is distilled from a teacher instead, without facts and captions:
+
+distil.py            all stages in order
+distil_plan.py       amounts of data and training
+sources.py           runs, drivers and environments whose frames are recorded
+frames.py            recordings: frames, cost, hazard and observations, as files
+stacks.py            recordings read back
+teach.py             the teacher, which scores every recorded stack once
+student.py           the training of the small model on its similarities
+agreement.py         measurements: agreement with the teacher, warning of cost, speed
+student_figures.py   everything that is measured
+student_card.py      the card
 """

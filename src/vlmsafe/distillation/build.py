@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmsafe.distillation.plan import EPISODES_PER_FILE, EPOCH, AgentPlan, BuildPlan
+from vlmsafe.distillation.plan import EPISODES_PER_FILE, EPOCH, AgentPlan, BuildPlan, file_name
 from vlmsafe.errors import InputError
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
@@ -112,7 +112,7 @@ def _record(directory: Path, plan: BuildPlan, processes: int, note: Callable[[st
             # The last tenth of the training pool is kept for choosing settings.
             most = Scenarios(spec.training.start, spec.training.size * 9 // 10)
             pool = most if folder == "recordings" else spec.held_out
-            paths = [directory / folder / f"{env}.{number:04d}.npz" for number in range(count)]
+            paths = [directory / folder / f"{file_name(env)}.{number:04d}.npz" for number in range(count)]
             # Recordings that exist are kept, so their drivers need not exist any more.
             agents = () if all(path.exists() for path in paths) else _drivers(directory, plan, env)
             tasks = [
@@ -270,10 +270,10 @@ def _test(
     from vlmsafe.distillation.ceiling import train_ceiling
     from vlmsafe.distillation.data import read
     from vlmsafe.distillation.measure import anticipation_of, indicators_of, margins
+    from vlmsafe.distillation.own import env_prompts
     from vlmsafe.envs.registry import env_spec
     from vlmsafe.evaluation.trace.record import trace
     from vlmsafe.signals.gate import Gate
-    from vlmsafe.signals.prompts import load_prompts
     from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
 
     paths = _recordings(directory, "recordings")
@@ -286,7 +286,7 @@ def _test(
     if not len(dice):
         raise InputError(f"no recording of {env} has a random driver, and the gate needs its frames; record more")
     run, spec = directory / "agents" / agent.name, env_spec(agent.env)
-    prompts = load_prompts(str(spec.prompts))
+    prompts = env_prompts(agent.env)
     scorer = EmbeddedScorer(model, prompts, device="cpu")
     scorers: dict[str, Scorer] = {"embedded": scorer}
     if not variant:  # a variant may observe other things than were recorded
@@ -306,8 +306,9 @@ def _test(
 
 
 def _env_of(path: Path) -> str:
-    """The environment of a recording: the first part of the file name."""
-    return path.name.split(".")[0]
+    """The environment of a recording."""
+    with np.load(path) as held:
+        return str(held["env"])
 
 
 def _alike(paths: Sequence[Path], env: str) -> Examples:

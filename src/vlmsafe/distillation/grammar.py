@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import resources
 from typing import Any
 
@@ -22,8 +25,47 @@ _PART = re.compile(r"<(\w+)>")
 _SUBJECT = re.compile(r"^(?:the|our|this|a) (?:car|racecar|vehicle) ")
 
 
-@functools.cache
+_own: ContextVar[dict[str, Any] | None] = ContextVar("own wordings", default=None)
+
+
+@contextmanager
+def using(wordings: Mapping[str, Any]) -> Iterator[None]:
+    """Take wordings of the user's, as read by `own.read_wordings`, for as long as the context lasts.
+
+    They are laid over the shipped ones, fact by fact, so that a file has only what differs. A fact that they word has
+    no shipped wordings any more.
+    """
+    shipped = _shipped()
+    merged = {**wordings, **{name: {**part, **wordings.get(name, {})} for name, part in shipped.items()}}
+    for fact in wordings.get("predicates", {}):
+        merged["sentences"][fact] = wordings.get("sentences", {}).get(fact, [])
+    token = _own.set(merged)
+    _forget()
+    try:
+        yield
+    finally:
+        _own.reset(token)
+        _forget()
+
+
+def _forget() -> None:
+    """Drop what was computed from other wordings."""
+    for value in list(globals().values()):
+        if value is not _shipped and hasattr(value, "cache_clear"):
+            value.cache_clear()
+
+
+def own(section: str) -> Mapping[str, Any]:
+    """A section that only wordings of the user's have, such as `prompts`; empty without them."""
+    return dict((_own.get() or {}).get(section, {}))
+
+
 def _wordings() -> dict[str, Any]:
+    return _own.get() or _shipped()
+
+
+@functools.cache
+def _shipped() -> dict[str, Any]:
     text = resources.files("vlmsafe.distillation").joinpath("wordings.yaml").read_text(encoding="utf-8")
     held: dict[str, Any] = yaml.safe_load(text)
     return held
@@ -58,7 +100,7 @@ def held_out() -> dict[str, tuple[str, ...]]:
 @functools.cache
 def reserved() -> frozenset[str]:
     """The wordings kept for measuring, without their subject. A caption that contains one of them is drawn again."""
-    prompts = [text for name in shipped_prompts() for text in load_prompts(name).texts]
+    prompts = [text for name in (*shipped_prompts(), *own("prompts").values()) for text in load_prompts(name).texts]
     kept = [*prompts, *(text for texts in held_out().values() for text in texts)]
     return frozenset(_SUBJECT.sub("", text) for text in kept)
 

@@ -18,10 +18,10 @@ from vlmsafe.analysis.anticipation import anticipation, passes
 from vlmsafe.analysis.auc import Auc, auc_interval, draw_resamples, number_episodes
 from vlmsafe.distillation import grammar
 from vlmsafe.distillation.data import Examples, stack_views
-from vlmsafe.envs.registry import env_spec
+from vlmsafe.distillation.own import env_prompts
 from vlmsafe.errors import EnvironmentFailure
 from vlmsafe.signals.gate import Gate
-from vlmsafe.signals.prompts import PromptSet, load_prompts
+from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.embedded.network import Embedding
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 
@@ -82,7 +82,7 @@ def frames_of(model: Embedding, examples: Examples) -> list[dict[str, Any]]:
     rows = []
     for env in np.unique(examples.env):
         part = examples.select(examples.env == env)
-        margin = margins(model, part, load_prompts(str(env_spec(str(env)).prompts)))
+        margin = margins(model, part, env_prompts(str(env)))
         danger = part.fact("danger")
         rows.append(
             {
@@ -101,13 +101,15 @@ def frames_of(model: Embedding, examples: Examples) -> list[dict[str, Any]]:
 def prompts_of(model: Embedding, examples: Examples) -> list[dict[str, Any]]:
     """Per environment and prompt of its own set: the AUC against the fact that the prompt describes."""
     rows = []
+    facts = {**PROMPT_FACTS, **grammar.own("prompt_facts")}
     for env in np.unique(examples.env):
         part = examples.select(examples.env == env)
-        texts = load_prompts(str(env_spec(str(env)).prompts)).texts
+        texts = env_prompts(str(env)).texts
         found = similarities(model, part, texts)
         rows += [
-            {"env": str(env), "text": text, "fact": PROMPT_FACTS[text], **_against(column, PROMPT_FACTS[text], part)}
+            {"env": str(env), "text": text, "fact": facts[text], **_against(column, facts[text], part)}
             for text, column in zip(texts, found.T, strict=True)
+            if text in facts
         ]
     return rows
 

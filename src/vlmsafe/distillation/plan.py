@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from dataclasses import dataclass, replace
 
 from vlmsafe.errors import InputError
 
 EPISODES_PER_FILE = 25
 EPOCH = 4000  # steps of an epoch in an agent's training
+
+
+def file_name(env: str) -> str:
+    """The name of an environment as part of a file name. Different environments have different ones.
+
+    >>> file_name("formula-one-l2:sighted"), file_name("gym:Pkg/Name-v0")
+    ('formula-one-l2-sighted', 'gym-Pkg-Name-v0-61168213')
+    """
+    plain = re.sub(r"[^\w-]+", "-", env, flags=re.ASCII)
+    # One colon alone needs no digits: no name with a hyphen in its place is that of another environment.
+    return plain if plain == env.replace(":", "-", 1) else f"{plain}-{zlib.crc32(env.encode()):08x}"
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,7 @@ class AgentPlan:
 
     @property
     def name(self) -> str:
-        return f"{self.env.replace(':', '-')}-{self.method}-{self.seed}"
+        return f"{file_name(self.env)}-{self.method}-{self.seed}"
 
     def drives_in(self, env: str) -> bool:
         return env in (self.env, *self.also)

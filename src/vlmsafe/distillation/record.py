@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class RecordTask:
     path: Path
     env: str
     step_seconds: float
+    """Simulated time per step, unless the environment itself says another."""
     scenarios: Scenarios
     traffic: bool
     episodes: int
@@ -55,6 +56,8 @@ class RecordTask:
 
     def run(self, env: Env, tick: Callable[[int], None]) -> dict[str, int]:
         """Record, write the file and return what is in it. A file that exists is kept."""
+        if env.step_seconds is not None:
+            self = replace(self, step_seconds=env.step_seconds)
         if not self.path.exists():
             env.isolate = False  # an engine per episode would take as long as the episode
             rng = np.random.default_rng(self.seed)

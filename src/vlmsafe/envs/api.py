@@ -70,6 +70,9 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     isolate: bool = True
     """Whether a reset starts a clean simulator, where the simulator would carry state into the next episode."""
 
+    step_seconds: float | None = None
+    """Simulated time per step, where the environment itself says it; None where `EnvSpec.step_seconds` does."""
+
     step_limit: int | None = None
     """Steps after which evaluations cut an episode, if the environment itself may have no end; None if it has one."""
 

@@ -42,7 +42,7 @@ class GymEnv(Env):
         self.inner, self._name, self._scenarios = inner, name, scenarios
         self.action_space = inner.action_space
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (inner.size,), np.float32)
-        self.steering = inner.steering
+        self.steering, self.step_seconds = inner.steering, inner.step_seconds
         self.metadata = {"render_modes": ["rgb_array"] if _renders(inner) else []}
         self.step_limit = STEP_LIMIT if inner.time_limit is None else None
 

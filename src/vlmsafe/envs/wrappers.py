@@ -32,7 +32,7 @@ class WrappedEnv(Env):
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.metadata, self.render_mode = env.metadata, env.render_mode
         self.steering, self.clips = env.steering, env.clips
-        self.step_limit = env.step_limit
+        self.step_limit, self.step_seconds = env.step_limit, env.step_seconds
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -79,6 +79,7 @@ class RepeatedAction(WrappedEnv):
     def __init__(self, env: Env, times: int) -> None:
         super().__init__(env)
         self._times = times
+        self.step_seconds = None if env.step_seconds is None else env.step_seconds * times
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         total, costs = 0.0, []

@@ -11,10 +11,12 @@ from PIL import Image
 ROUNDING = 16  # of colours
 
 
-def encode(frame: NDArray[np.uint8]) -> bytes:
-    """A frame as lossless WebP, its colours rounded."""
+def encode(frame: NDArray[np.uint8], *, exact: bool = False) -> bytes:
+    """A frame as lossless WebP, its colours rounded unless it is to be `exact`."""
     half = ROUNDING // 2
-    rounded = np.minimum((frame.astype(np.int16) + half) // ROUNDING * ROUNDING, 255).astype(np.uint8)
+    rounded = frame
+    if not exact:
+        rounded = np.minimum((frame.astype(np.int16) + half) // ROUNDING * ROUNDING, 255).astype(np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(rounded).save(buffer, format="WEBP", lossless=True, method=2)
     return buffer.getvalue()

@@ -98,6 +98,17 @@ def test_an_attribute_of_another_meaning_is_not_taken_for_an_index(monkeypatch, 
     assert adapter.Adapter(Builder()).steering == 0
 
 
+@pytest.mark.parametrize(
+    ("named", "rate", "found"),
+    [(0.05, 30, 0.05), (None, 20, 0.05), (np.float32(0.5), None, 0.5), (None, None, None), (-1.0, 0, None),
+     (True, "fast", None), (lambda: 0.1, float("nan"), None)],
+)  # fmt: skip
+def test_the_time_of_a_step_is_the_environments_own_or_by_its_frame_rate(monkeypatch, named, rate, found):
+    monkeypatch.setattr(Builder, "step_seconds", named, raising=False)
+    monkeypatch.setattr(Builder, "metadata", {"render_fps": rate})
+    assert adapter.Adapter(Builder()).step_seconds == found
+
+
 def test_a_method_of_another_meaning_is_left_alone_and_a_wrong_answer_is_named(monkeypatch):
     monkeypatch.setattr(Builder, "progress", lambda self, share: share, raising=False)
     assert "progress" not in adapter.Adapter(Builder()).has

@@ -59,7 +59,7 @@ def trajectory(env: Any) -> list[Any]:
             observation, reward, terminated, truncated, info = env.step(action)
             found += [observation.tolist(), observation.dtype, reward, terminated, truncated]
             found += [info["cost"], info["arrived"], env.hazard(), env.frame().tolist(), expert().tolist()]
-            found += [env.progress(), env.facts(), env.steering, env.departure()]
+            found += [env.progress(), env.facts(), env.steering, env.step_seconds, env.departure()]
             if terminated or truncated:
                 break
     return found

@@ -82,6 +82,7 @@ class Adapter:
         steering = getattr(own, "steering", 0)
         fits = isinstance(steering, int) and not isinstance(steering, bool) and 0 <= steering < action.shape[0]
         self.steering = steering if fits else 0  # anything else has another meaning there
+        self.step_seconds = _step_seconds(own)
 
     def reset(self, seed: int | None, options: Plain | None = None) -> tuple[Any, Plain]:
         """The first observation of an episode, and its info."""
@@ -171,6 +172,20 @@ def _modules(env: Any) -> Any:
         for kind in type(layer).__mro__:
             yield kind.__module__
         layer = getattr(layer, "env", None) if layer is not getattr(layer, "unwrapped", layer) else None
+
+
+def _step_seconds(env: Any) -> float | None:
+    """Simulated time per step: an environment's own `step_seconds`, else by its frame rate; None if it has neither."""
+    named: Any = getattr(env, "step_seconds", None)
+    rate: Any = (getattr(env, "metadata", None) or {}).get("render_fps")
+    if _positive(named):
+        return float(named)
+    return float(1.0 / rate) if _positive(rate) else None
+
+
+def _positive(value: Any) -> bool:
+    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+    return number and bool(np.isfinite(value)) and value > 0
 
 
 def _can_be_called(method: Any) -> bool:
@@ -400,7 +415,8 @@ class BridgeServer:
         space = self._env.action_space
         description = {
             "size": self._env.size, "limit": self._env.time_limit, "has": self._env.has,
-            "steering": self._env.steering, "dtype": space.dtype.str, "actions": space.shape[0],
+            "steering": self._env.steering, "step_seconds": self._env.step_seconds,
+            "dtype": space.dtype.str, "actions": space.shape[0],
         }  # fmt: skip
         return description, np.stack([space.low, space.high])
 

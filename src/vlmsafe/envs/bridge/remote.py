@@ -59,6 +59,7 @@ class RemoteEnv:
         self.time_limit: int | None = head["limit"]
         self.has: list[str] = head["has"]
         self.steering: int = head["steering"]
+        self.step_seconds: float | None = head["step_seconds"]
         self._dtype: str = dtype.str
 
     def reset(self, seed: int | None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

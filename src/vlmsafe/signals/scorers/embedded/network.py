@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.embedded import SHIPPED
+from vlmsafe.signals.scorers.embedded.prompt_table import PromptTable, with_one
 
 _AT_A_TIME = 16  # frames
 _FORMAT = "vlmsafe embedded scorer 1"
@@ -49,12 +50,21 @@ class Architecture:
 class Embedding(nn.Module):
     """Embeds frames and texts as unit vectors of one space; their product is the similarity."""
 
-    def __init__(self, words: tuple[str, ...], architecture: Architecture | None = None) -> None:
+    def __init__(
+        self, words: tuple[str, ...], architecture: Architecture | None = None, prompts: tuple[str, ...] = ()
+    ) -> None:
+        """A distilled model has `prompts` instead of words, the only texts it knows, see `prompt_table`."""
         super().__init__()
-        self.words = words
+        self.words, self.prompts = words, prompts
+        self.worlds: dict[str, int | None] = {}
+        """Environments that a distilled model was trained in, with their versions."""
         self.architecture = architecture or Architecture()
         self._image = _ImageTower(self.architecture)
-        self._text = _TextTower(len(words), self.architecture)
+        self._text: nn.Module = (
+            PromptTable(len(prompts), self.architecture.dimension)
+            if prompts
+            else _TextTower(len(words), self.architecture)
+        )
         self.log_scale = nn.Parameter(torch.tensor(2.3))  # of similarities in the training loss
         self.bias = nn.Parameter(torch.tensor(0.0))
 
@@ -74,11 +84,19 @@ class Embedding(nn.Module):
         """Both views of each frame, [N, 6 frames, size, size] with values from 0 to 255, to unit vectors."""
         # White becomes 0, which is also the padding of convolutions: most frames have a white background.
         pixels = 1.0 - seen.to(self.log_scale.dtype) / 255.0
-        return functional.normalize(self._image(pixels).float(), dim=-1)
+        found = functional.normalize(self._image(pixels).float(), dim=-1)
+        return with_one(found) if self.prompts else found
 
     def text(self, tokens: Tensor) -> Tensor:
-        """Tokens int64 [P, L], padded with 0, to unit vectors [P, D]."""
-        return functional.normalize(self._text(tokens).float(), dim=-1)
+        """Tokens int64 [P, L], padded with 0, to unit vectors [P, D]; a distilled model's vectors have a centre too."""
+        found: Tensor = self._text(tokens)
+        return found if self.prompts else functional.normalize(found.float(), dim=-1)
+
+    @property
+    def table(self) -> PromptTable:
+        """The text side of a distilled model."""
+        assert isinstance(self._text, PromptTable)
+        return self._text
 
 
 def views(stacks: Tensor, size: int) -> Tensor:
@@ -180,8 +198,14 @@ def _pairs(model: Embedding) -> Iterator[nn.Sequential]:
 
 def save(model: Embedding, path: Path) -> None:
     """Weights, sizes and words in one safetensors file, halved in precision; the model is fused by it."""
-    weights = {name: value.detach().half().contiguous() for name, value in fused(model.eval()).state_dict().items()}
-    description = {"architecture": asdict(model.architecture), "words": list(model.words)}
+    weights = {
+        # The table of a distilled model keeps its precision: similarities may differ in the third digit only.
+        name: (value.detach() if model.prompts and name.startswith("_text.") else value.detach().half()).contiguous()
+        for name, value in fused(model.eval()).state_dict().items()
+    }
+    description: dict[str, Any] = {"architecture": asdict(model.architecture), "words": list(model.words)}
+    if model.prompts:
+        description |= {"prompts": list(model.prompts), "worlds": model.worlds}
     save_file(weights, path, metadata={"format": _FORMAT, "description": json.dumps(description)})
 
 
@@ -201,7 +225,8 @@ def load(path: Path | None = None) -> Embedding:
     description = json.loads(metadata["description"])
     sizes: dict[str, Any] = description["architecture"]
     sizes |= {name: tuple(value) for name, value in sizes.items() if isinstance(value, list)}
-    model = Embedding(tuple(description["words"]), Architecture(**sizes)).eval()
+    model = Embedding(tuple(description["words"]), Architecture(**sizes), tuple(description.get("prompts", ()))).eval()
+    model.worlds = description.get("worlds", {})
     for pair in _pairs(model):
         convolution = pair[0]
         assert isinstance(convolution, nn.Conv2d)

@@ -20,6 +20,7 @@ from vlmsafe.signals.scorers.api import Precision, Similarities
 from vlmsafe.signals.scorers.batches import DualEncoder, Part, Pipeline, alone
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of, trained_in
 from vlmsafe.signals.scorers.embedded.network import Embedding, load
+from vlmsafe.signals.scorers.embedded.prompt_table import find_prompts
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
 from vlmsafe.signals.scorers.threads import one_if_pinned
 
@@ -42,7 +43,7 @@ class EmbeddedScorer(DualEncoder):
         batch: int = 64,
         name: str = "embedded",
         revision: str | None = None,
-        worlds: Mapping[str, int] | None = None,
+        worlds: Mapping[str, int | None] | None = None,
     ) -> None:
         """`worlds` are the versions of the environments in which the model was trained, where they are known."""
         super().__init__(model, prompts.sizes, device, precision, batch, model=name, revision=revision)
@@ -52,7 +53,7 @@ class EmbeddedScorer(DualEncoder):
         self._model = model.to(self._device).eval().requires_grad_(False)
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
         self._description |= {"image_size": model.architecture.size, "frames": self.frames}
-        self._worlds = worlds or {}
+        self._worlds = {**(worlds or {}), **model.worlds}
         self._read(prompts)
 
     @classmethod
@@ -73,8 +74,12 @@ class EmbeddedScorer(DualEncoder):
         )
 
     def _read(self, prompts: PromptSet) -> None:
-        tokens, unknown = Tokenizer(self._model.words, self._model.longest).encode(prompts.texts)
-        self._unknown = list(dict.fromkeys(word for words in unknown for word in words))
+        self._unknown: list[str] = []
+        if self._model.prompts:
+            tokens = find_prompts(prompts.texts, self._model.prompts)
+        else:
+            tokens, unknown = Tokenizer(self._model.words, self._model.longest).encode(prompts.texts)
+            self._unknown = list(dict.fromkeys(word for words in unknown for word in words))
         with torch.inference_mode(), one_if_pinned():
             self._texts = self._model.text(tokens.to(self._device)).T
 
@@ -111,12 +116,19 @@ class EmbeddedScorer(DualEncoder):
         if self._unknown:
             words = ", ".join(self._unknown)
             notes.append(f"the scorer 'embedded' was not trained on these words and leaves them out: {words}")
-        if env is not None and env.startswith(("gym:", "safety-gymnasium:")):
+        if env is not None and self._foreign(env):
             notes.append(
                 f"the scorer 'embedded' was not trained on frames of '{env}'; its scores may mean nothing there"
             )
         notes += self._other_world(env) if env is not None else []
         return notes
+
+    def _foreign(self, env: str) -> bool:
+        """Whether the model was trained elsewhere, as far as is known."""
+        bare = env.partition("@")[0]  # the interpreter is a place
+        if self._model.prompts:
+            return bare not in self._worlds
+        return bare.startswith(("gym:", "safety-gymnasium:")) and bare not in self._worlds
 
     def _other_world(self, env: str) -> list[str]:
         """A note if the environment has changed since the model was trained."""
