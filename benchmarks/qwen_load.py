@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers.qwen2_vl import CHAT, IMAGE, QUESTION, Checkpoint, Qwen2VLScorer
+from vlmsafe.signals.scorers.questions import questions
+from vlmsafe.signals.scorers.qwen2_vl import CHAT, IMAGE, PICTURE, Checkpoint, Qwen2VLScorer
 
 _models: Any = transformers  # half typed; what comes from it is Any
 
@@ -79,9 +80,8 @@ class OneByOne:
 
     def __init__(self, checkpoint: Checkpoint, device: str) -> None:
         prompts = load_prompts("metadrive")
-        descriptions = (prompts.positive_description, prompts.negative_description)
         self.model, self.tokenizer, self.processor = checkpoint.model, checkpoint.tokenizer, checkpoint.processor
-        self.texts = [CHAT.format(question=QUESTION.format(description=text)) for text in descriptions]
+        self.texts = [CHAT.format(pictures=PICTURE, question=question) for question in questions(prompts, "qwen2-vl")]
         self.device = device
         self.yes, self.no = (self.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no"))
 

@@ -15,7 +15,8 @@ The embedded scorer is the one that ships; its stacks have two frames each, and 
 `--service` measures something else: what many processes get from one scoring service (`service_load.py`), and with
 `--qwen` yes/no scoring by a model of Qwen2-VL's shape, in batches against one call per question (`qwen_load.py`).
 
-This script needs torch, transformers, numpy, PyYAML and safetensors; the package itself need not be installed.
+This script needs torch, transformers, numpy, PyYAML and safetensors, and for `--service` msgspec; the package itself
+need not be installed.
 """
 
 from __future__ import annotations

@@ -74,10 +74,11 @@ def service(environment: dict[str, str] | None = None) -> Iterator[tuple[str, su
     """A service at a Unix socket, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="vlmsafe-") as folder:
         address = f"unix:{folder}/socket"
-        source = str(Path(__file__).resolve().parent.parent / "src")
+        source = Path(__file__).resolve().parent.parent / "src"
+        paths = ":".join(filter(None, (str(source), os.environ.get("PYTHONPATH"))))  # a copy of msgspec may be there
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "PYTHONPATH": source, **(environment or {})},
+            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
         )  # fmt: skip
         try:
             assert process.stdout is not None

@@ -305,7 +305,9 @@ def test_every_number_has_bounds_or_a_rule_with_another_setting():
         return names
 
     ruled = {"total_steps", "multiplier.upper_bound", "signal.calibration.frames"}
-    assert unbounded(TrainConfig) == ruled | {"extended_from"}, "only the package writes the last one"
+    # Those of an endpoint are checked by `EndpointOptions.problems`: the room of signals knows no bounds.
+    found = {name for name in unbounded(TrainConfig) if not name.startswith("signal.endpoint.")}
+    assert found == ruled | {"extended_from"}, "only the package writes the last one"
 
 
 def test_several_problems_are_reported_together():

@@ -120,8 +120,8 @@ class Within:
         self._server = Server(self._listener)
 
     def kill(self) -> None:
-        for connection in list(self._server._connections):
-            connection._hang_up()
+        for session in list(self._server._sessions):
+            session.hang_up()
         self._server.stop()
         self._clean_up()
 

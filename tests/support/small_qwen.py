@@ -19,8 +19,13 @@ WORDS = ("yes", "Yes", " yes", " Yes", "no", "No", " no", "NO")
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 
 
-def save_tokenizer(folder: Path, words: tuple[str, ...] = WORDS) -> Qwen2Tokenizer:
-    """A byte-level tokenizer with Qwen's special tokens, in which each of `words` is one token."""
+def save_tokenizer(
+    folder: Path, words: tuple[str, ...] = WORDS, more: tuple[str, ...] = (), named: dict[str, str] | None = None
+) -> Qwen2Tokenizer:
+    """A byte-level tokenizer with Qwen's special tokens, in which each of `words` is one token.
+
+    `more` are further special tokens, and `named` those that the tokenizer has as attributes.
+    """
     vocabulary = {letter: token for token, letter in enumerate(sorted(ByteLevel.alphabet()))}
     merges: list[tuple[str, str]] = []
     for word in sorted(words, key=len):  # a word with a space before it is merged from the space and the bare word
@@ -36,7 +41,8 @@ def save_tokenizer(folder: Path, words: tuple[str, ...] = WORDS) -> Qwen2Tokeniz
         merges=list(dict.fromkeys(merges)),
         pad_token=SPECIAL[0],
         eos_token="<|im_end|>",
-        extra_special_tokens=list(SPECIAL),
+        extra_special_tokens=[*SPECIAL, *more],
+        model_specific_special_tokens=named or {},
     )
     tokenizer.save_pretrained(folder)
     return tokenizer

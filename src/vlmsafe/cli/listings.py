@@ -116,7 +116,7 @@ class MethodsCommand:
 
 _AUTO_GATE = (
     "An auto gate is prior-symmetric with CLIP, as in the paper, calibrated with embedded, and probability with "
-    "qwen2-vl; --signal.gate sets it."
+    "qwen2-vl and openai; --signal.gate sets it."
 )
 
 

@@ -14,10 +14,11 @@ from vlmsafe.cli.terminal import listing, out, parse
 from vlmsafe.config.methods import config_from, config_from_yaml, method_defaults
 from vlmsafe.config.recipes import is_path, shipped_recipes
 from vlmsafe.config.settings import PLACE, TrainConfig
+from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError
 
 _ACCEPT = "--accept-changed-code"
-_PLACE = [f"--{name}".replace("_", "-") for name in PLACE]
+_PLACE = {name: f"--{name}".replace("_", "-") for name in sorted(PLACE)}
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def train_verb(argv: list[str]) -> None:
         _list_recipes()
         return
     if early.resume is not None:
-        allowed = ("--quiet", "--no-quiet", "--help", "--total-steps", _ACCEPT, *_PLACE)
+        allowed = ("--quiet", "--no-quiet", "--help", "--total-steps", _ACCEPT, *_PLACE.values())
         unwanted = [word for word in given if word not in allowed]
         unwanted += [f"--{name}" for name in ("config", "method") if getattr(early, name) is not None]
         if unwanted:
@@ -67,14 +68,13 @@ def train_verb(argv: list[str]) -> None:
             if elsewhere := other_world(run):
                 out.print(f"note: {elsewhere}")
             return
-        signal = command.settings.signal
+        settings = flatten(to_dict(command.settings))
         run = resume(
             command.resume,
             total_steps=longer,
             accept_changed_code=command.accept_changed_code,
             quiet=command.quiet,
-            service=signal.service if "--signal.service" in given else None,
-            service_wait=signal.service_wait if "--signal.service-wait" in given else None,
+            place={name: settings[name] for name, option in _PLACE.items() if option in given},
         )
     elif command.accept_changed_code:
         raise InputError(f"{_ACCEPT} is for a run that is continued; name the run with --resume, or drop it")

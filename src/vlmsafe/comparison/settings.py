@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.settings import PLACE, TrainConfig
 from vlmsafe.config.yaml import flatten, to_dict
 from vlmsafe.errors import InputError
 from vlmsafe.signals.gate import FITTED
@@ -21,7 +21,7 @@ _PLACE = ("env", "method", "recipe", "seed", "run_dir")
 # batch, compilation and kernels change the last digits of a run, as another machine may, but not what is compared.
 _NO_EFFECT = (
     "kernels", "tensorboard", "checkpoint.every", "checkpoint.keep", "max_worker_restarts", "fresh_workers",
-    "signal.scoring", "signal.device", "signal.batch", "signal.compile", "signal.service", "signal.service_wait",
+    "signal.scoring", "signal.device", "signal.batch", "signal.compile", *PLACE,
 )  # fmt: skip
 _OF_ALGORITHM = {
     "focops": r"learner\.focops_.*",
@@ -32,7 +32,7 @@ _FIRST_ORDER_ONLY = r"learner\.(actor_lr|lr_decay|clip_ratio|kl_early_stop)"
 
 FACTORS: dict[str, str] = {
     "signal": r"signal\..*|multiplier\.signal_.*|frame_indicators",
-    "scorer": r"signal\.(scorer|precision|frames|frame_distance)",
+    "scorer": r"signal\.(scorer|precision|frames|frame_distance|endpoint\..*)",
     "prompts": r"signal\.prompts",
     "rule": r"signal\.rule",
     "gate": r"signal\.(gate|calibration\..*)",

@@ -37,11 +37,18 @@ from vlmsafe.signals.gate import FITTED, GATES, ONE_SIDED
 from vlmsafe.signals.platt import DangerLabel
 from vlmsafe.signals.prompts import shipped_prompts
 from vlmsafe.signals.scorers.api import Precision, Scorer
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 from vlmsafe.signals.scorers.registry import MOST_FRAMES, check_stack, kind_of, parse_scorer
 from vlmsafe.signals.service.spec import parse_address
 
-PLACE = frozenset({"signal.service", "signal.service_wait"})
-"""Settings that say where the scorer runs. They do not affect results: a run may be resumed with other values."""
+PLACE = frozenset(
+    {
+        "signal.service", "signal.service_wait", "signal.cache", "signal.cache_mb", "signal.endpoint.url",
+        "signal.endpoint.concurrency", "signal.endpoint.per_minute", "signal.endpoint.timeout", "signal.endpoint.wait",
+    }
+)  # fmt: skip
+"""Settings that say where the scorer runs and how it is reached. They do not affect results: a run may be resumed with
+other values."""
 
 DRIVER = "driver:"
 """The prefix of a shipped driver's name, wherever a run can be given."""
@@ -95,7 +102,8 @@ class SignalConfig:
     """The vision-language signal of a method: what scores frames and how the scores are used."""
 
     scorer: Annotated[str, tyro.conf.arg(aliases=("--scorer",))] = "none"
-    """What scores: embedded, clip[:<model>], qwen2-vl[:<model>], rnd, constant:<value>, noise, oracle, python:..."""
+    """What scores: embedded, clip[:<model>], qwen2-vl[:<model>], transformers:<model>, openai:<model>@<url>, rnd,
+    constant:<value>, noise, oracle, python:<module>:<name>."""
     prompts: Annotated[str | None, tyro.conf.arg(aliases=("--prompts",))] = None
     """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
@@ -103,7 +111,7 @@ class SignalConfig:
     gate: Annotated[str, _GATES] = "off"
     """Confidence gate kappa on the reward bonus: off, auto, prior-symmetric, calibrated, probability, signed,
     signed-calibrated, platt or python:<module>:<name>; 'auto' is the scorer's own: calibrated for embedded,
-    probability for qwen2-vl, else prior-symmetric."""
+    probability for chat models, else prior-symmetric."""
     every: PositiveInt | None = None
     """Steps between two scored frames, k_clip; by default the paper's: 4 on MetaDrive and Bullet, else 1."""
     clg_weights: Literal["half", "full"] = "half"
@@ -119,19 +127,25 @@ class SignalConfig:
     device: Annotated[str, _DEVICES, tyro.conf.arg(aliases=("--scorer-device",))] = "auto"
     """Where the model runs: cpu, cuda, cuda:1, ...; 'auto' takes a GPU where there is one."""
     precision: Precision | None = None
-    """Number format of the model; by default the scorer's own: bfloat16 for qwen2-vl, else float32."""
+    """Number format of the model; by default the scorer's own: bfloat16 for chat models, else float32. For openai
+    it only says how much answers to one picture may differ."""
     compile: bool = False
     """Whether the model is compiled first: slow to start, faster on a GPU."""
     batch: PositiveInt | None = None
-    """Frames scored at a time; by default the scorer's own number: 16 for qwen2-vl, else 64."""
+    """Frames scored at a time; by default the scorer's own number: 16 for chat models, else 64."""
     frames: Annotated[int | None, Bounds(1, MOST_FRAMES), tyro.conf.arg(aliases=("--scorer-frames",))] = None
-    """Frames that the scorer gets at a time, for one that takes any number (qwen2-vl); by default its own number."""
+    """Frames that the scorer gets at a time, for one that takes any number (chat models); by default its own number."""
     frame_distance: Annotated[PositiveInt | None, tyro.conf.arg(aliases=("--frame-distance",))] = None
     """Steps between two of these frames; by default the scorer's own, 4."""
     service: str = ""
     """Address of a scoring service (`vlmsafe serve`) that holds the model; by default the run loads it."""
     service_wait: NonNegative = 120.0
     """Seconds to wait for a service that is away before the run stops, to be resumed later."""
+    cache: str = "auto"
+    """File in which scores of frames are kept for later runs, or off; auto is on for openai, in the user's cache."""
+    cache_mb: PositiveInt | None = None
+    """Largest size of the cache in megabytes; by default 256. Scores that were not used for longest go first."""
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     multiplier: SignalMultiplierConfig = field(default_factory=SignalMultiplierConfig)
 
@@ -308,6 +322,8 @@ class TrainConfig:
 def resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
     """The signal with its model, its prompts, its gate, its period and the size of its calibration buffer named."""
     kind = kind_of(signal.scorer)
+    if signal.gate == "auto" or signal.frames or signal.precision is None or signal.batch is None:
+        kind = kind if kind.settled else parse_scorer(signal.scorer).settle().kind
     signal = dataclasses.replace(
         signal,
         every=_default_period(signal, spec) if signal.every is None else signal.every,
@@ -337,8 +353,16 @@ def resolved_signal(signal: SignalConfig, spec: EnvSpec) -> SignalConfig:
         prompts=prompts,
         gate=scorer.kind.gate if signal.gate == "auto" else signal.gate,
         service=str(parse_address(signal.service).absolute) if signal.service else "",
+        cache=_cache_path(signal.cache),
         calibration=dataclasses.replace(signal.calibration, frames=frames),
     )
+
+
+def _cache_path(text: str) -> str:
+    """The setting 'cache' with the full path of its file, so that a run can be resumed elsewhere."""
+    if not text:
+        raise InputError("signal.cache is empty; expected auto, off or a file")
+    return text if text in ("auto", "off") else os.path.abspath(os.path.expanduser(text))
 
 
 def _default_period(signal: SignalConfig, spec: EnvSpec) -> int:
@@ -356,6 +380,7 @@ def default_run_dir(config: TrainConfig) -> Path:
 def _problems(config: TrainConfig) -> Iterator[str]:
     """What is wrong with a configuration: values out of bounds, and values that do not fit together."""
     yield from out_of_bounds(config)
+    yield from (f"signal.endpoint.{problem}" for problem in config.signal.endpoint.problems())
     learner, signal = config.learner, config.signal
     if learner.algorithm == "cup" and learner.gamma == 1.0:
         yield "learner.gamma is 1; CUP divides by 1 - gamma, so it must be less"

@@ -210,7 +210,7 @@ def train_candidate(
     model = train(examples, schedule, seed=candidate.seed, device=str(find_device(device)), on_step=on_step)
     make_directory(weights.parent)
     save(model, weights)
-    figures = {"worlds": {}, "score": 0.0}  # one candidate alone needs no selection
+    figures: dict[str, Any] = {"worlds": {}, "score": 0.0}  # one candidate alone needs no selection
     if plan.selection_files:
         figures = selection_figures(load(weights), _examples(directory, "selection")[0])
     data = _description(examples, versions, model.words, schedule, candidate.seed)

@@ -216,7 +216,7 @@ class PromptSets:
             return seen.sum() * 0.0
         which = [usable[int(one)] for one in torch.randint(len(usable), (sets,))]
         rows = [_some(pool[one]) for one in which for pool in (self.good, self.bad)]
-        texts = told(torch.cat(rows)).unflatten(0, (sets, 2, PER_GROUP)).mean(dim=2)  # [sets, 2, D]
+        texts = told(torch.cat(rows)).reshape(sets, 2, PER_GROUP, -1).mean(dim=2)  # [sets, 2, D]
         positive, negative = (seen @ texts[:, group].T for group in (0, 1))
         own = self.worlds[chosen][:, None] == torch.tensor(which, device=chosen.device)
         scale = model.log_scale.exp()
@@ -238,7 +238,8 @@ def prompt_sets(examples: Examples, captions: Captions, foresight: float, device
     single = plain & (captions.facts[:, 0] == captions.facts[:, 1])
     pairs = [tuple(pair) for pair in captions.facts.tolist()]
     both = plain & ~captions.either & torch.tensor([pair in joined for pair in pairs])
-    good, bad = [], []
+    good: list[Tensor] = []
+    bad: list[Tensor] = []
     for group in worlds:
         truths = examples.truths[groups == group]
         told = torch.from_numpy((truths > 0.5).any(axis=0) & (truths < 0.5).any(axis=0))

@@ -107,6 +107,9 @@ def gated_scorers(
             seed=(plan.run.config.seed,),
             service=service,
             service_wait=signal.service_wait,
+            endpoint=signal.endpoint,
+            cache=signal.cache,
+            cache_mb=signal.cache_mb,
             frames=frames,
             frame_distance=distance,
         )

@@ -36,6 +36,7 @@ from vlmsafe.runs.checkpoint import (
 from vlmsafe.runs.layout import CONFIG, PROMPTS, ROW_FILES, START, evaluation_path, is_run, row_file, trace_path
 from vlmsafe.runs.surroundings import source_record, surroundings
 from vlmsafe.signals.prompts import PromptSet, load_prompts
+from vlmsafe.signals.scorers.bill import total
 
 Row = dict[str, Any]
 Status = Literal["finished", "running", "stopped early", "untrained"]
@@ -64,8 +65,8 @@ class Run:
 
     path: Path
     config: TrainConfig
-    moved_to: str | None = None
-    """The scoring service it was continued with, if that is not the one in config.yaml."""
+    moved_to: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of `PLACE` that it was continued with, by dotted name, where they are not those in config.yaml."""
 
     @classmethod
     def create(
@@ -218,8 +219,16 @@ class Run:
     @property
     def resume_command(self) -> str:
         """What to type to continue the run."""
-        moved = "" if self.moved_to is None else f" --signal.service {shlex.quote(self.moved_to)}"
+        moved = "".join(
+            f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in self.moved_to.items()
+        )
         return f"vlmsafe train --resume {shlex.quote(str(self.path))}{moved}"
+
+    def bill(self) -> dict[str, float]:
+        """What scoring has cost in the whole run, from its events; empty if it was free."""
+        billed = [event for event in self.events() if event.get("event") == "bill"]
+        numbers = [{k: v for k, v in event.items() if k not in ("time", "event", "epoch")} for event in billed]
+        return total(numbers)
 
     # -- what training writes ----------------------------------------------------------------------------------
 

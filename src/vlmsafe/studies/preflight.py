@@ -119,7 +119,8 @@ class _Lookups:
             return None
 
         def look_up() -> None:
-            self._scorer[name, prompts] = look_up_scorer(name, None if prompts is None else load_prompts(prompts))
+            loaded = None if prompts is None else load_prompts(prompts)
+            self._scorer[name, prompts] = look_up_scorer(name, loaded, config.signal.endpoint)
 
         if problem := self._once(("scorer", name, prompts or ""), look_up):
             return problem

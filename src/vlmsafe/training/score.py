@@ -173,7 +173,8 @@ class Scoring(FrameScoring):
         if self.stream is None:
             return None
         frame = np.random.default_rng(0).integers(0, 256, (1, *self.stream.frame), np.uint8)
-        similarities: list[float] = scoring_thread().submit(self.score, frame).result()[0].tolist()
+        asked = scoring_thread().submit(score_named, self.scorer.uncached, self.config.scorer, frame)
+        similarities: list[float] = asked.result()[0].tolist()
         return similarities
 
     def check_probe(self, then: list[float] | None) -> None:

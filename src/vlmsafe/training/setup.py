@@ -144,6 +144,9 @@ def load_scorer(
         service=signal.service,
         service_wait=signal.service_wait,
         give_up=give_up,
+        endpoint=signal.endpoint,
+        cache=signal.cache,
+        cache_mb=signal.cache_mb,
         frames=signal.frames,
         frame_distance=signal.frame_distance,
     )

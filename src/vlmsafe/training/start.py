@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 from vlmsafe import kernels
 from vlmsafe.config.methods import CLONE, check_method, config_from
-from vlmsafe.config.settings import TrainConfig
+from vlmsafe.config.settings import PLACE, TrainConfig
+from vlmsafe.config.yaml import flatten, from_dict, nested, to_dict
 from vlmsafe.envs.vector.pool import WorkerError
 from vlmsafe.errors import Divergence, EnvironmentFailure, InputError, Interrupted, RunError, VlmsafeError
 from vlmsafe.io.child import call_in_child
@@ -77,13 +77,15 @@ def resume(
     quiet: bool = False,
     service: str | None = None,
     service_wait: float | None = None,
+    place: Mapping[str, Any] | None = None,
 ) -> Run:
     """Continue a run exactly where its newest checkpoint left it.
 
     A run of another version of its environment is refused: its epochs would come from two worlds. So is one whose own
     environment or scorer has other source than before, unless `accept_changed_code` is set. `total_steps` extends
     the run. From there on a falling learning rate is that of a run of the new length. The scorer may have moved:
-    `service` is the address of a scoring service, and "" means the run's own process.
+    `service` is the address of a scoring service, and "" means the run's own process. `place` has other settings that
+    say where the scorer is and how it is reached, by dotted name, such as {"signal.endpoint.url": ...}.
 
     >>> import vlmsafe
     >>> run = vlmsafe.train(env="speeding", total_steps=400, steps_per_epoch=200, run_dir="runs/first", quiet=True)
@@ -106,16 +108,10 @@ def resume(
     if not kernels.fit(run.config.kernels):
         return call_in_child(
             run.config.kernels, resume, path, total_steps=total_steps, accept_changed_code=accept_changed_code,
-            quiet=quiet, service=service, service_wait=service_wait,
+            quiet=quiet, service=service, service_wait=service_wait, place=place,
         )  # fmt: skip
-    signal = run.config.signal
-    moved = dataclasses.replace(
-        signal,
-        service=signal.service if service is None else service,
-        service_wait=signal.service_wait if service_wait is None else service_wait,
-    )
-    moved_to = service if service != signal.service else None
-    run = Run(run.path, dataclasses.replace(run.config, signal=moved).resolved(), moved_to)
+    given = {"signal.service": service, "signal.service_wait": service_wait, **(place or {})}
+    run = _moved(run, {name: value for name, value in given.items() if value is not None})
     check_display(run.config)
     if not accept_changed_code and not run.config.signal.service:
         _refuse_changed_source(run, user_source(run.config))  # before code is loaded that may no longer work
@@ -125,6 +121,15 @@ def resume(
             _refuse_changed_source(run, setup.source)  # the scorer may be a service's
         with DirectoryLock(run.path):
             return _work_on(run if total_steps is None else run.extend(total_steps), setup, stop, quiet)
+
+
+def _moved(run: Run, given: Mapping[str, Any]) -> Run:
+    """The run with other settings of where its scorer is; config.yaml keeps those that it began with."""
+    if other := sorted(set(given) - PLACE):
+        raise InputError(f"a run continues with its own {other[0]}; only {', '.join(sorted(PLACE))} may change")
+    then = flatten(to_dict(run.config))
+    changed = {name: value for name, value in given.items() if value != then[name]}
+    return Run(run.path, from_dict(nested(given), run.config, "resume").resolved(), changed)
 
 
 def open_trained(path: Run | Path | str) -> Run:

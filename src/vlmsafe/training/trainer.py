@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from vlmsafe.runs.surroundings import code_and_machine, source_record
 from vlmsafe.runs.versions import Code, code_of, kernels_of, other_source
 from vlmsafe.runs.warm_start import describe_start
 from vlmsafe.signals.calibration import Calibration
+from vlmsafe.signals.scorers.bill import Bill, in_words, since
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.signals.shaping import Shaped
 from vlmsafe.training.collect import ActionSource, CollectTask, RandomPolicy, Share
@@ -74,10 +75,11 @@ class Trainer:
         self.return_scale = ReturnScale(learner.gamma) if learner.scale_rewards else None
         self.window = EpisodeWindow(self.config.cost_window)
         self.probe: list[float] | None = None
+        self._billed: Bill = {}  # what is on record of the scorer's bill
 
     def train(self) -> None:
         """Train every epoch that is still to do."""
-        with self.workers, self.scoring or nullcontext(), self._service_not_waited_for():
+        with self.workers, self.scoring or nullcontext(), self._bill_shown(), self._service_not_waited_for():
             self.start_or_continue()
             while self.epoch < self.config.epochs:
                 self.stop_if_asked()
@@ -102,6 +104,7 @@ class Trainer:
                 self.record(episodes, losses, attempt)
                 clock.lap("record")
                 self.run.append("timing", [{"epoch": self.epoch, **clock.seconds}])
+                self._record_bill()
                 self.save_if_due()  # last, because a checkpoint remembers how far the row files have grown
             self.run.event("finished", epoch=self.epoch)
 
@@ -400,6 +403,28 @@ class Trainer:
                 raise self._interrupted("before the first epoch") from None
             self.stop_if_asked()
             raise
+
+    def _record_bill(self) -> None:
+        """Note what scoring has cost since the last note. It stands among the events: it is no part of the results."""
+        bill = self.scoring.scorer.bill() if self.scoring else {}
+        if added := since(bill, self._billed):
+            self.run.event("bill", epoch=self.epoch, **added)
+            self._billed = bill
+
+    @contextmanager
+    def _bill_shown(self) -> Iterator[None]:
+        """Show what scoring has cost in the whole run, however it ends."""
+        try:
+            yield
+            self._record_bill()
+        except BaseException:
+            with suppress(RunError):  # a disk that made the run fail refuses this note too
+                self._record_bill()
+            raise
+        finally:
+            with suppress(RunError):  # the journal is damaged, which is no reason to fail at the end
+                if bill := self.run.bill():
+                    self.display.note(f"scoring cost {in_words(bill)}")
 
     def _interrupted(self, when: str) -> Interrupted:
         return Interrupted(f"stopped by {self.stop.reason} {when}; continue with: {self.run.resume_command}")

@@ -477,12 +477,11 @@ def test_weights_that_lack_a_part_of_the_model_are_an_error(tiny):
     assert "1 of them are missing, such as visual_projection.weight" in message
 
 
-@pytest.mark.parametrize(("kind", "hint"), [("bert", "'bert'"), ("siglip2", "google/siglip2-base-patch16-224")])
-def test_model_of_another_kind_is_an_error(tmp_path, kind, hint):
+@pytest.mark.parametrize("kind", ["bert", "siglip2"])
+def test_model_of_another_kind_is_an_error(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     message = one_line(ClipScorer.load, str(tmp_path), SMALL, device="cpu")
-    assert "supported are clip and siglip" in message
-    assert hint in message
+    assert f"is of the kind '{kind}'; the scorer 'clip' supports clip and siglip, and transformers:" in message
 
 
 def test_tokenizer_that_needs_sentencepiece_says_so(tmp_path):

@@ -5,10 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from small_hub import COMMIT, hub
 from small_qwen import save_small_qwen, save_tokenizer
 
 from vlmsafe.errors import InputError
@@ -267,56 +264,6 @@ def test_damaged_folder_is_one_clear_line(folder, tmp_path, damage, message):
         load(copy)
     assert str(copy) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-@contextmanager
-def hub(files: Path) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers as the Hugging Face hub does for one model, tiny/qwen; gives its address and its log."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            if self.path.startswith("/api/models/tiny/locked"):
-                self.answer(403, headers={"X-Error-Code": "GatedRepo"})
-            elif self.path.partition("?")[0] == "/api/models/tiny/qwen":
-                self.answer(200, json.dumps({"id": "tiny/qwen", "sha": COMMIT}).encode())
-            elif self.path.startswith("/tiny/qwen/resolve/") and (file := files / self.path.split("/")[-1]).is_file():
-                self.answer(200, file.read_bytes(), {"ETag": f'"{file.name}-1"'})
-            elif "/tiny/qwen/" in self.path:
-                self.answer(404, headers={"X-Error-Code": "EntryNotFound"})
-            else:
-                self.answer(404, headers={"X-Error-Code": "RepoNotFound"})
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def answer(self, status: int, content: bytes = b"", headers: dict[str, str] | None = None) -> None:
-            self.send_response(status)
-            for name, value in {
-                "X-Repo-Commit": COMMIT,
-                "Content-Length": str(len(content)),
-                **(headers or {}),
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 SESSION = """

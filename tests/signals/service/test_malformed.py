@@ -1,42 +1,48 @@
 """A malformed message is refused with an answer, and other clients do not notice."""
 
+import dataclasses
 import fcntl
-import json
 import os
 import socket
-import struct
 from contextlib import suppress
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from frame_scorer import FrameScorer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.server import Server
 from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
+    ANSWERS,
+    BODY_LIMIT,
     F_ADD_SEALS,
     F_SEAL_SHRINK,
     HEADER,
-    JSON_LIMIT,
+    REQUESTS,
     VERSION,
+    Attach,
+    Attached,
     Channel,
-    Kind,
+    Error,
     Layout,
     Malformed,
-    attach_body,
-    open_body,
-    read_attach,
-    read_error,
-    read_frames,
-    read_open,
-    read_scores,
-    read_slot,
-    slot_body,
+    Message,
+    Open,
+    Opened,
+    Reason,
+    Score,
+    Scored,
+    ScoreFrames,
+    Wait,
+    decode,
 )
 
 PROMPTS = PromptSet(("a clear road",), ("danger",))
@@ -84,32 +90,44 @@ def dial(address) -> Channel:
 
 def opened(address) -> Channel:
     channel = dial(address)
-    channel.send_json(Kind.OPEN, 1, open_body(SPEC, PROMPTS))
-    assert channel.receive().kind is Kind.OPENED
+    channel.send(Open.of(SPEC, PROMPTS))
+    assert isinstance(channel.receive().message, Opened)
     return channel
 
 
 def attached(address) -> Channel:
     channel = opened(address)
-    channel.send_json(Kind.ATTACH, 2, attach_body(LAYOUT, memory=False))
-    assert channel.receive().kind is Kind.ATTACHED
+    channel.send(Attach(layout=LAYOUT, memory=False))
+    assert isinstance(channel.receive().message, Attached)
     return channel
 
 
 def refusal(channel: Channel) -> str:
     """What the service says before it hangs up."""
-    message = channel.receive()
-    assert message.kind is Kind.ERROR, message
-    kind, text, _ = read_error(message.body)
-    assert kind in ("malformed", "input", "late")
+    message = channel.receive().message
+    while isinstance(message, Wait):
+        message = channel.receive().message
+    assert isinstance(message, Error), message
+    assert Reason[message.reason] in (Reason.MALFORMED, Reason.INPUT, Reason.AGAIN)
     with pytest.raises(ConnectionError):
         channel.receive()
     channel.socket.close()
-    return text
+    return message.text
 
 
-def header(kind: int = Kind.OPEN, length: int = 0, mark: bytes = b"VLMS", version: int = VERSION, rest: int = 0):
-    return HEADER.pack(mark, version, kind, rest, 7, length)
+def header(length: int = 0, mark: bytes = b"VLMS", version: int = VERSION) -> bytes:
+    return HEADER.pack(mark, version, length)
+
+
+def raw(content: Any) -> bytes:
+    """A message with any content."""
+    body = msgspec.msgpack.encode(content)
+    return header(len(body)) + body
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """The entries of a message as they travel."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message))
 
 
 @pytest.mark.parametrize(
@@ -117,19 +135,21 @@ def header(kind: int = Kind.OPEN, length: int = 0, mark: bytes = b"VLMS", versio
     [
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "not a message of a scoring service"),
         (bytes(range(256)) * 40, "not a message of a scoring service"),
-        (header(version=9), "speaks version 9"),
-        (header(kind=99), "no message of the kind 99"),
-        (header(kind=Kind.SCORES), "SCORES is not expected now"),
-        (header(kind=Kind.SCORE), "SCORE is not expected now"),
-        (header(kind=Kind.ATTACH), "ATTACH is not expected now"),
-        (header(rest=3), "no message of the kind"),
-        (header(length=2**32 - 1), "4294967295 bytes is too long"),
-        (header(length=JSON_LIMIT + 1), "is too long"),
-        (header(length=4) + b"\x80\x04K\x01", "not JSON"),
-        (header(length=100_000) + b"[" * 100_000, "not JSON"),
-        (header(length=5000) + b"1" * 5000, "not JSON"),
-        (header(length=2) + b"[]", "expected the keys"),
-        (header(length=9) + b'{"a": {}}', "expected the keys"),
+        (header(version=2), "speaks version 2, this one 3"),
+        (header(2**32 - 1), "4294967295 bytes is too long"),
+        (header(BODY_LIMIT + 1), "is too long"),
+        (header(4) + b"\x80\x04K\x01", "missing required field `kind`"),
+        (header(100_000) + b"\x91" * 100_000, "got `array`"),
+        (header(), "truncated"),
+        (raw([]), "got `array`"),
+        (raw({}), "missing required field `kind`"),
+        (raw({"kind": "Close"}), "Invalid value 'Close'"),
+        (raw({"kind": 7}), "Expected `str`"),
+        (raw({"kind": "Scored", "rows": 1, "columns": 1, "similarities": bytes(4)}), "Invalid value 'Scored'"),
+        (raw({"kind": "AskNotes", "env": None}), "AskNotes is not expected from a client that is new"),
+        (raw({"kind": "AskNotes", "env": None, "number": -1}), "at `$.number`"),
+        (raw({"kind": "Score", "slot": 0, "count": 1}), "Score is not expected"),
+        (raw(Attach(layout=LAYOUT, memory=False)), "Attach is not expected"),
     ],
 )
 def test_what_is_no_message_is_refused(address, bystander, sent, said):
@@ -142,79 +162,109 @@ def test_what_is_no_message_is_refused(address, bystander, sent, said):
 @given(noise=st.binary(min_size=16, max_size=2000), honest=st.booleans())
 def test_random_bytes_are_refused(address, bystander, noise, honest):
     channel = dial(address)
-    channel.socket.sendall(header(kind=noise[0] % 32, length=len(noise)) + noise if honest else noise)
+    channel.socket.sendall(header(len(noise)) + noise if honest else noise)
     refusal(channel)
 
 
-GOOD = open_body(SPEC, PROMPTS)
+GOOD = plain(Open.of(SPEC, PROMPTS))
+ATTACH = plain(Attach(layout=LAYOUT, memory=False))
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("entry", "wrong", "said"),
     [
-        {"batch": 0}, {"batch": 10**9}, {"batch": "8"}, {"batch": True}, {"batch": 1.5}, {"precision": "int4"},
-        {"device": None}, {"device": "gpu"}, {"compile": 1}, {"scorer": ["clip"]}, {"scorer": "sorcerer"}, {"extra": 1},
-        {"prompts": []}, {"prompts": {}}, {"prompts": {**GOOD["prompts"], "positive": "road"}},
-        {"prompts": {**GOOD["prompts"], "negative": [1]}}, {"prompts": {**GOOD["prompts"], "negative": []}},
-        {"prompts": {**GOOD["prompts"], "descriptions": {"both": "x"}}},
-        {"scorer": "python:os:system"}, {"scorer": "rnd"},
-        {"prompts": {**GOOD["prompts"], "descriptions": {"positive": 1, "negative": "x"}}},
+        ("spec", {"batch": 0}, "a batch has from 1 to 4096 frames, not 0"),
+        ("spec", {"batch": 10**9}, "a batch has from 1 to 4096 frames"),
+        ("spec", {"batch": "8"}, "at `$.batch`"),
+        ("spec", {"batch": True}, "at `$.batch`"),
+        ("spec", {"batch": 1.5}, "at `$.batch`"),
+        ("spec", {"precision": "int4"}, "Invalid enum value 'int4' - at `$.precision`"),
+        ("spec", {"device": None}, "at `$.device`"),
+        ("spec", {"device": "gpu"}, "device 'gpu'"),
+        ("spec", {"compile": 1}, "at `$.compile`"),
+        ("spec", {"scorer": ["clip"]}, "at `$.scorer`"),
+        ("spec", {"scorer": "sorcerer"}, "unknown scorer 'sorcerer'"),
+        ("spec", {"frames": 0}, "a stack has from 1 to 16 frames, not 0"),
+        ("spec", {"frames": 17}, "a stack has from 1 to 16 frames"),
+        ("spec", {"later": 1}, "a ModelSpec has scorer, device, precision, compile, batch"),
+        ("prompts", {"positive": "road"}, "at `$.positive`"),
+        ("prompts", {"negative": [1]}, "at `$.negative[0]`"),
+        ("prompts", {"negative": []}, "the negative group is empty"),
+        ("prompts", {"descriptions": {}}, "a PromptSet has positive, negative"),
+        ("prompts", {"positive_description": 1}, "at `$.positive_description`"),
+        (None, {"prompts": []}, "at `$.prompts`"),
+        (None, {"prompts": {}}, "missing required field `positive`"),
+        (None, {"spec": {}}, "missing required field `scorer`"),
+        (None, {"extra": 1}, "unknown field `extra`"),
+        (None, {"threads": -1}, "at `$.threads`"),
+        (None, {"token": 5}, "at `$.token`"),
+        ("spec", {"scorer": "python:os:system"}, "os"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_opened_is_refused(address, bystander, wrong):
+)
+def test_what_cannot_be_opened_is_refused(address, bystander, entry, wrong, said):
     channel = dial(address)
-    channel.send_json(Kind.OPEN, 1, GOOD | wrong)
-    message = channel.receive()
-    while message.kind is Kind.WAIT:
-        message = channel.receive()
-    assert message.kind is Kind.ERROR
-    assert read_error(message.body)[1]
+    channel.socket.sendall(raw(GOOD | (wrong if entry is None else {entry: GOOD[entry] | wrong})))
+    assert said in refusal(channel)
+
+
+def test_a_scorer_that_stays_in_the_run_is_refused_with_its_own_reason(address, bystander):
+    channel = dial(address)
+    channel.send(Open.of(dataclasses.replace(SPEC, scorer="rnd"), PROMPTS))
+    message = channel.receive().message
+    assert isinstance(message, Error)
+    assert message.reason == Reason.PRIVATE.name
     channel.socket.close()
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"dtype": "float32"}, "frames are uint8, not 'float32'"),
-        ({"shape": [8, 8]}, "a frame is"),
-        ({"shape": [8, 8, -3]}, "a frame is"),
-        ({"shape": [8, "8", 3]}, "a frame is"),
-        ({"shape": [10**9, 10**9, 3]}, "a frame is"),
+        ({"shape": [8, 8]}, "at `$.layout.shape`"),
+        ({"shape": [8, 8, -3]}, "at `$.layout.shape[2]`"),
+        ({"shape": [8, "8", 3]}, "at `$.layout.shape[1]`"),
+        ({"shape": [10**9, 10**9, 3]}, "at `$.layout.shape[0]`"),
         ({"shape": [8, 8, 4]}, "three channels"),
         ({"shape": [8192, 8192, 3]}, "too many"),
         ({"shape": [1024, 1024, 3], "block": 4096, "slots": 64}, "too many"),
-        ({"block": 0}, "a block has"),
-        ({"slots": 10**6}, "a block has"),
-        ({"memory": True}, "come with its descriptor"),
-        ({"more": 1}, "expected the keys"),
+        ({"block": 0}, "at `$.layout.block`"),
+        ({"slots": 10**6}, "at `$.layout.slots`"),
+        ({"more": 1}, "unknown field `more`"),
     ],
 )
 def test_frames_that_cannot_be_are_refused(address, bystander, wrong, said):
     channel = opened(address)
-    channel.send_json(Kind.ATTACH, 2, attach_body(LAYOUT, memory=False) | wrong)
+    channel.socket.sendall(raw(ATTACH | {"layout": ATTACH["layout"] | wrong}))
     assert said in refusal(channel)
+
+
+def test_memory_without_its_descriptor_is_refused(address, bystander):
+    channel = opened(address)
+    channel.send(Attach(layout=LAYOUT, memory=True))
+    assert "come with its descriptor" in refusal(channel)
 
 
 def test_larger_stacks_than_the_scorer_wants_are_refused(address, bystander):
     channel = opened(address)
     layout = Layout((8, 8, 6), 8, 2)
-    channel.send_json(Kind.ATTACH, 2, attach_body(layout, memory=False))
-    assert channel.receive().kind is Kind.ATTACHED
-    channel.send(Kind.SCORE, 3, struct.pack("<I", 1), bytes(layout.frame_bytes))
+    channel.send(Attach(layout=layout, memory=False))
+    assert isinstance(channel.receive().message, Attached)
+    channel.send(ScoreFrames(number=3, count=1, frames=memoryview(bytes(layout.frame_bytes))))
     assert "[N, height, width, 3], got uint8 [1, 8, 8, 6]" in refusal(channel)
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        b"", b"\x01", struct.pack("<I", 0), struct.pack("<I", 1), struct.pack("<I", 2**32 - 1),
-        struct.pack("<I", 1) + bytes(191), struct.pack("<I", 9) + bytes(9 * 192), struct.pack("<I", 2) + bytes(192),
-    ],
-)  # fmt: skip
-def test_blocks_of_another_size_are_refused(address, bystander, body):
+    ("count", "size"), [(0, 0), (1, 0), (4097, 192), (2**40, 192), (1, 191), (9, 9 * 192), (2, 192)]
+)
+def test_blocks_of_another_size_are_refused(address, bystander, count, size):
     channel = attached(address)
-    channel.send(Kind.SCORE, 3, body)
+    channel.socket.sendall(raw({"kind": "ScoreFrames", "count": count, "frames": bytes(size)}))
     refusal(channel)
+
+
+def test_a_slot_of_memory_that_was_never_attached_is_refused(address, bystander):
+    channel = attached(address)
+    channel.send(Score(slot=0, count=1))
+    assert "there is no slot 0 with 1 frames; 0 hold 8 each" in refusal(channel)
 
 
 def memory(size: int, seals: int = F_SEAL_SHRINK) -> int:
@@ -238,19 +288,19 @@ def test_memory_that_cannot_be_trusted_is_refused(address, bystander, fd_of, sai
     if address.kind == "tcp":
         pytest.skip("descriptors travel on one machine only")
     channel, fd = opened(address), fd_of()
-    channel.send_json(Kind.ATTACH, 2, attach_body(LAYOUT, memory=True), fd)
+    channel.send(Attach(layout=LAYOUT, memory=True), fd)
     assert said in refusal(channel)
     os.close(fd)
 
 
-@pytest.mark.parametrize("body", [b"", slot_body(0, 0), slot_body(2, 1), slot_body(0, 9), slot_body(2**32 - 1, 1)])
-def test_slots_that_are_not_there_are_refused(address, bystander, body):
+@pytest.mark.parametrize(("slot", "count"), [(0, 0), (2, 1), (0, 9), (2**32 - 1, 1), (-1, 1), ("0", 1)])
+def test_slots_that_are_not_there_are_refused(address, bystander, slot, count):
     if address.kind == "tcp":
         pytest.skip("descriptors travel on one machine only")
     channel, fd = opened(address), memory(LAYOUT.size)
-    channel.send_json(Kind.ATTACH, 2, attach_body(LAYOUT, memory=True), fd)
-    assert channel.receive().kind is Kind.ATTACHED
-    channel.send(Kind.SCORE, 3, body)
+    channel.send(Attach(layout=LAYOUT, memory=True), fd)
+    assert isinstance(channel.receive().message, Attached)
+    channel.socket.sendall(raw({"kind": "Score", "slot": slot, "count": count}))
     refusal(channel)
     os.close(fd)
 
@@ -260,7 +310,7 @@ def test_a_descriptor_where_none_belongs_is_refused_and_closed(address, bystande
         pytest.skip("descriptors travel on one machine only")
     before = len(os.listdir("/proc/self/fd"))
     channel, fd = dial(address), memory(10)
-    channel.send_json(Kind.OPEN, 1, GOOD, fd)
+    channel.send(Open.of(SPEC, PROMPTS), fd)
     assert "a descriptor came" in refusal(channel)
     os.close(fd)
     assert len(os.listdir("/proc/self/fd")) <= before
@@ -268,43 +318,68 @@ def test_a_descriptor_where_none_belongs_is_refused_and_closed(address, bystande
 
 def test_a_second_opening_is_refused(address, bystander):
     channel = opened(address)
-    channel.send_json(Kind.OPEN, 2, GOOD)
-    assert "OPEN is not expected now" in refusal(channel)
+    channel.send(Open.of(SPEC, PROMPTS))
+    assert "Open is not expected from a client that is open" in refusal(channel)
 
 
 def test_a_client_that_says_nothing_in_time_is_let_go(address, bystander, monkeypatch):
-    monkeypatch.setattr("vlmsafe.signals.service.server._FIRST_SECONDS", 0.2)
-    monkeypatch.setattr("vlmsafe.signals.service.server._MESSAGE_SECONDS", 0.2)
+    monkeypatch.setattr("vlmsafe.signals.service.session._FIRST_SECONDS", 0.2)
+    monkeypatch.setattr("vlmsafe.signals.service.session._MESSAGE_SECONDS", 0.2)
     assert "did not come in time" in refusal(dial(address))
     half = dial(address)
-    half.socket.sendall(header(length=100) + b"{")
+    half.socket.sendall(header(100) + b"{")
     assert "did not come in time" in refusal(half)
+
+
+def read(body: bytes, reads: msgspec.msgpack.Decoder) -> None:
+    message = decode(body, reads)
+    match message:
+        case Open():
+            message.model()
+            message.prompt_set()
+        case ScoreFrames():
+            message.array(LAYOUT)
+        case Scored():
+            message.array()
 
 
 @settings(max_examples=200, deadline=None)
 @given(body=st.binary(max_size=300))
 def test_bodies_are_read_or_refused_and_nothing_else(body):
     """Also what a service could send to a client."""
-    readers = (
-        read_open, read_attach, read_scores, read_error,
-        lambda raw: read_slot(raw, LAYOUT), lambda raw: read_frames(raw, LAYOUT),
-    )  # fmt: skip
-    for read in readers:
+    for reads in (REQUESTS, ANSWERS):
         with suppress(Malformed):
-            read(bytearray(body))
+            read(body, reads)
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
+)
+MESSAGES = (
+    GOOD,
+    ATTACH,
+    {"kind": "ScoreFrames", "count": 1, "frames": bytes(192)},
+    plain(Scored.of(np.zeros((2, 3), np.float32), 1)),
+    plain(Error.of(Malformed("no"), 1)),
 )
 
 
 @settings(max_examples=200, deadline=None)
-@given(key=st.sampled_from([*GOOD, *attach_body(LAYOUT, memory=False)]), value=json_values)
-def test_values_of_any_kind_are_read_or_refused(key, value):
-    for read, good in ((read_open, GOOD), (read_attach, attach_body(LAYOUT, memory=False))):
-        if key in good:
-            with suppress(Malformed):
-                read(bytearray(json.dumps(good | {key: value}).encode()))
+@given(good=st.sampled_from(MESSAGES), data=st.data(), value=values)
+def test_values_of_any_kind_are_read_or_refused(good, data, value):
+    key = data.draw(st.sampled_from(sorted(good)))
+    inner = good[key]
+    if isinstance(inner, dict) and data.draw(st.booleans()):
+        wrong = good | {key: inner | {data.draw(st.sampled_from(sorted(inner))): value}}
+    else:
+        wrong = good | {key: value}
+    for reads in (REQUESTS, ANSWERS):
+        with suppress(Malformed, InputError):
+            read(msgspec.msgpack.encode(wrong), reads)

@@ -35,20 +35,21 @@ from vlmsafe.signals.scorers.batches import overlapped
 from vlmsafe.signals.scorers.registry import make_scorer, scorer_source
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine
-from vlmsafe.signals.service.server import Server, _mapped
+from vlmsafe.signals.service.server import Server
+from vlmsafe.signals.service.session import mapped
 from vlmsafe.signals.service.sockets import listen, user_directory
 from vlmsafe.signals.service.spec import TOKEN, Address, GivenUp, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
     F_ADD_SEALS,
     F_SEAL_SHRINK,
-    HEADER,
-    VERSION,
+    Attach,
     Channel,
-    Kind,
     Layout,
-    attach_body,
-    open_body,
-    slot_body,
+    Message,
+    Open,
+    Score,
+    ScoreFrames,
+    encode,
 )
 
 ONE = PromptSet(*PROMPTS)
@@ -272,8 +273,8 @@ def test_what_was_not_answered_is_asked_again_when_the_service_comes_back(place)
     blocks = [frames(8, seed) for seed in range(3)]
     place.server._stopping.set()
     finish = [client.begin([(client, block)]) for block in blocks]
-    for connection in list(place.server._connections):  # as when the process is killed
-        connection._hang_up()
+    for connection in list(place.server._sessions):  # as when the process is killed
+        connection.hang_up()
     place.stop()
     threading.Timer(0.5, place.start).start()
     for block, done in zip(blocks, finish, strict=True):
@@ -330,7 +331,7 @@ def test_services_that_end_on_the_same_frames_each_time_end_the_run_resumably(pl
     """The connection breaks as when the process dies, and the next service is there at once, as if supervised."""
     died, deadline = [], time.monotonic() + 60.0
 
-    def die(connection, message, layout):
+    def die(session, message):
         died.append(message)
         raise ConnectionResetError
 
@@ -338,7 +339,7 @@ def test_services_that_end_on_the_same_frames_each_time_end_the_run_resumably(pl
     client = place.client(wait=600.0, give_up=lambda: time.monotonic() > deadline)
     client.score(frames(3))
     with monkeypatch.context() as patched:
-        patched.setattr("vlmsafe.signals.service.server._Connection._score", die)
+        patched.setattr("vlmsafe.signals.service.session.Session._score", die)
         with pytest.raises(RunError, match=r"went away 5 times in a row before it had answered .*resume the run"):
             client.score(frames(2, 1))
     assert len(died) == 5
@@ -349,8 +350,8 @@ def test_a_service_that_is_lost_now_and_then_may_be_lost_for_ever(local, monkeyp
     local.start()
     client = local.client(wait=600.0)
     for seed in range(7):
-        for connection in list(local.server._connections):  # as when the process is killed
-            connection._hang_up()
+        for connection in list(local.server._sessions):  # as when the process is killed
+            connection.hang_up()
         np.testing.assert_array_equal(client.score(frames(2, seed)), FrameScorer(ONE).score(frames(2, seed)))
     client.close()
 
@@ -393,7 +394,7 @@ def test_stopping_answers_what_is_queued_and_sends_the_others_away(place):
         np.testing.assert_allclose(finish()[0], frames(8, seed)[:, 0, 0, :2] / 255.0, rtol=1e-6)
     stopping.join(600.0)
     assert not stopping.is_alive()
-    client._wait = 0.3
+    client._connection._wait = 0.3
     with pytest.raises(RunError, match="has been away"):
         client.score(frames(1))
 
@@ -410,14 +411,14 @@ def test_a_service_that_is_away_later_is_waited_for_as_long_as_was_said(place):
 
 
 def test_a_slow_model_is_waited_for_and_a_silent_service_is_not(local, monkeypatch):
-    monkeypatch.setattr("vlmsafe.signals.service.server._WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("vlmsafe.signals.service.session._WAIT_SECONDS", 0.1)
     monkeypatch.setattr("vlmsafe.signals.service.connection._SILENCE_SECONDS", 0.5)
     scorer = Patient()
     local.start(Engine(make=lambda spec, prompts: scorer))
     client = local.client(wait=0.2)
     threading.Timer(1.2, scorer.go.set).start()
     assert client.score(frames(2)).shape == (2, 2), "it said every moment that all is well"
-    monkeypatch.setattr("vlmsafe.signals.service.server._WAIT_SECONDS", 60.0)
+    monkeypatch.setattr("vlmsafe.signals.service.session._WAIT_SECONDS", 60.0)
     scorer.go.clear()
     with pytest.raises(RunError, match=r"has been away for .* \(it does not answer\)"):
         client.score(frames(2))
@@ -448,7 +449,7 @@ def test_a_client_knows_the_source_of_a_users_scorer_and_refuses_another_one(loc
     for files, problem in ((now.files, None), ({"frame_scorer.py": "other"}, "came back with another model")):
         local.stop()
         other = SourceHash(files, revision="another one, which does not matter")
-        monkeypatch.setattr("vlmsafe.signals.scorers.registry.hash_source", lambda modules, revision: other)  # noqa: B023
+        monkeypatch.setattr("vlmsafe.signals.scorers.user_code.hash_source", lambda modules, revision: other)  # noqa: B023
         monkeypatch.setattr("vlmsafe.signals.scorers.user_code._LOADED", {})
         local.start()
         with nullcontext() if problem is None else pytest.raises(RunError, match=problem):
@@ -469,18 +470,18 @@ def test_whoever_waits_is_asked_whether_to_go_on(local, stuck):
 
 def test_a_message_that_stalls_is_sent_again(place, monkeypatch):
     """As over a network that hangs for a while in the midst of a block."""
-    monkeypatch.setattr("vlmsafe.signals.service.server._MESSAGE_SECONDS", 0.2)
+    monkeypatch.setattr("vlmsafe.signals.service.session._MESSAGE_SECONDS", 0.2)
     place.start()
     client = place.client()
     client.score(frames(1))
     send, stalled = Channel.send, []
 
-    def stall(channel: Channel, kind: Kind, number: int, *parts, fd: int | None = None) -> None:
-        if kind is Kind.SCORE and not stalled:
-            stalled.append(kind)
-            channel.socket.sendall(HEADER.pack(b"VLMS", VERSION, kind, 0, number, 8)[:10])
+    def stall(channel: Channel, message: Message, fd: int | None = None) -> None:
+        if isinstance(message, Score | ScoreFrames) and not stalled:
+            stalled.append(message)
+            channel.socket.sendall(encode(message)[:20])
             return
-        send(channel, kind, number, *parts, fd=fd)
+        send(channel, message, fd)
 
     monkeypatch.setattr(Channel, "send", stall)
     np.testing.assert_array_equal(client.score(frames(3)), FrameScorer(ONE).score(frames(3)))
@@ -553,7 +554,7 @@ def test_a_client_that_dies_while_waiting_is_forgotten(local):
     held = dying.begin([(dying, frames(8, 1))])
     assert scorer.begun.wait(600.0)
     left = [dying.begin([(dying, frames(8, seed))]) for seed in range(2)]
-    wait_until(lambda: sum(client.waiting for client in server.engine._clients.values()) == 16)
+    wait_until(lambda: server.engine.describe()[0]["queued"] == 16)
     dying._connection.channel.socket.close()
     wait_until(lambda: len(server.engine._clients) == 1)
     scorer.go.set()
@@ -570,17 +571,17 @@ def test_a_client_that_stops_reading_holds_up_nobody(local):
     raw = socket.socket(socket.AF_UNIX)
     raw.connect(local.address.place)
     channel = Channel(raw)
-    channel.send_json(Kind.OPEN, 0, open_body(SPEC, ONE))
+    channel.send(Open.of(SPEC, ONE))
     layout = Layout((8, 8, 3), 8, 1)
     fd = os.memfd_create("frames", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, layout.size)
     fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
-    channel.send_json(Kind.ATTACH, 0, attach_body(layout, True), fd)
+    channel.send(Attach(layout=layout, memory=True), fd)
     raw.settimeout(0.5)
 
     def ask_on_and_on() -> None:
         for number in range(200_000):
-            channel.send(Kind.SCORE, number, slot_body(0, 8))
+            channel.send(Score(number=number, slot=0, count=8))
 
     with pytest.raises(TimeoutError):  # the service no longer listens to it
         ask_on_and_on()
@@ -762,7 +763,7 @@ def test_memory_that_a_gpu_has_registered_is_unregistered_before_it_is_unmapped(
     fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
     scorer = Patient()
     scorer.describe = lambda: {"device": "cuda:0"}
-    memory = _mapped(fd, layout, scorer)
+    memory = mapped(fd, layout, scorer)
     os.close(fd)
     view = memory[1, :3]
     address = memory.ctypes.data
@@ -790,7 +791,7 @@ def test_addresses_that_are_none_are_refused(wrong):
 
 def test_a_client_needs_no_torch_and_a_service_no_simulator():
     """A run on a small machine asks one on a machine that has a GPU and little else."""
-    absent = ("gymnasium", "polars", "msgspec", "tyro", "rich", "threadpoolctl", "metadrive", "torchvision")
+    absent = ("gymnasium", "polars", "tyro", "rich", "threadpoolctl", "metadrive", "torchvision")
     for module, without in (("client", ("torch", "transformers", *absent)), ("server", ("transformers", *absent))):
         code = f"import sys; sys.modules.update(dict.fromkeys({without})); import vlmsafe.signals.service.{module}"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=600.0)

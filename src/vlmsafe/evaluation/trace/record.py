@@ -39,6 +39,7 @@ from vlmsafe.signals.frame_stack import stack_shape
 from vlmsafe.signals.gate import gate_levels, uncalibrated
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers.api import Scorer, Similarities
+from vlmsafe.signals.scorers.bill import in_words
 from vlmsafe.training.collect import DescribeTask, Dimensions
 
 Scorers = Mapping[str, Scorer | GatedScorer] | Scorer | Sequence[str]
@@ -243,6 +244,9 @@ def _record(
                 finish(wait=False)  # what is scored is kept
                 raise
             finish(wait=True)
+    for one in scorers.values():
+        if bill := one.scorer.bill():
+            on_note(f"scoring cost {in_words(bill)}")
     return [traced[i] for i in range(len(plan.tasks))]
 
 

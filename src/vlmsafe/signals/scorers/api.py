@@ -124,6 +124,18 @@ class Scorer(abc.ABC):
         """Warnings for the user, shown once before scoring; `env` is the environment's name, if it has one."""
         return []
 
+    def bill(self) -> dict[str, float]:
+        """What scoring has cost since the scorer was loaded, see `vlmsafe.signals.scorers.bill`; empty if nothing.
+
+        A run records it, and no result depends on it.
+        """
+        return {}
+
+    @property
+    def uncached(self) -> Scorer:
+        """The scorer that is asked where a cache does not know (`vlmsafe.signals.scorers.cache`)."""
+        return self
+
     def close(self) -> None:  # noqa: B027 - most scorers hold nothing
         """Release what it holds in other processes, and end the wait of a thread that scores; scoring again reopens."""
 

@@ -105,6 +105,11 @@ def alone(embed: Embed, parts: Sequence[Part]) -> list[Similarities]:
     return [in_portions(functools.partial(similarities, texts), _tensor(frames)).numpy() for frames, texts in parts]
 
 
+def one_by_one(embed: Embed, parts: Sequence[Part]) -> list[Similarities]:
+    """Compute every part as a batch of its own, on the device of its prompts."""
+    return [_compare(embed(_tensor(frames)), texts).cpu().numpy() for frames, texts in parts]
+
+
 def together(embed: Embed, parts: Sequence[Part], batch: int) -> list[Similarities]:
     """Compute all parts in one batch, padded to its full size, on the CPU."""
     frames = np.zeros((batch, *parts[0][0].shape[1:]), np.uint8)

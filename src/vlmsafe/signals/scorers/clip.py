@@ -3,6 +3,9 @@
 The prompts are embedded once, when a model is loaded, and the text tower is dropped. Each frame then needs resizing,
 the vision tower and one small product for each set of prompts. On a GPU all of it happens there. Batches arrive through
 two pinned buffers while the previous batch is computed; `benchmarks/scoring.py` measures the gain.
+
+It is the fast path for these two kinds: `transformers:<model>` takes any dual encoder, with the image processor of its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -24,19 +27,19 @@ from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vlmsafe.errors import InputError, MissingDependencyError
+from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.api import Precision, Similarities
 from vlmsafe.signals.scorers.batches import DualEncoder, Part, Pipeline, alone, together
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, find_file, first_line, in_one_line, quiet, require_weights, revision_of
 from vlmsafe.signals.scorers.images import PatchProduct, Preparation, Preprocessing, Size
-from vlmsafe.signals.scorers.threads import one_if_pinned
+from vlmsafe.signals.scorers.processors import read_tokenizer, refuse_missing
+from vlmsafe.signals.scorers.texts import embed_texts, longest_text, readable
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
 
 _KINDS = ("clip", "siglip")
-_VOCABULARIES = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("spiece.model",), ("tokenizer.model",))
 
 # Both libraries are only partly typed, so what comes from them is Any.
 _models: Any = transformers
@@ -97,7 +100,7 @@ class ClipScorer(DualEncoder):
         find_device(device)  # report a wrong device before anything is loaded
         with quiet():
             checkpoint = find(model, lambda source, local: _read(source, model, local), "clip")
-            texts = _embed(checkpoint, prompts.texts, model)
+            texts = embed_texts(checkpoint.model, checkpoint.tokenizer, prompts.texts, model)
         return cls(
             checkpoint.model,
             texts,
@@ -125,7 +128,7 @@ class ClipScorer(DualEncoder):
                 raise InputError(
                     f"the files of the model '{model}' have changed since it was loaded; start the service again"
                 )
-            texts = _embed(checkpoint, prompts.texts, model)
+            texts = embed_texts(checkpoint.model, checkpoint.tokenizer, prompts.texts, model)
         other = copy.copy(self)
         other.groups = prompts.sizes
         other._texts = functional.normalize(texts.float(), dim=-1).T.contiguous().to(self._device)
@@ -231,11 +234,11 @@ def look_up(model: str, prompts: PromptSet) -> None:
                 require_weights(source)
         with in_one_line("configuration"):
             config: Any = _models.AutoConfig.from_pretrained(source, local_files_only=local)
-        return kind, tokenizer, config.text_config.max_position_embeddings
+        return kind, tokenizer, longest_text(config, tokenizer)
 
     with quiet():
         kind, tokenizer, longest = find(model, read, "clip")
-    _texts(prompts.texts, kind, tokenizer, longest, model)
+    readable(prompts.texts, kind, tokenizer, longest, model)
 
 
 def _read_tokenizer(source: str, model: str, local: bool) -> tuple[str, Any]:
@@ -243,23 +246,11 @@ def _read_tokenizer(source: str, model: str, local: bool) -> tuple[str, Any]:
     with in_one_line("configuration"):
         config = _models.PreTrainedConfig.get_config_dict(source, local_files_only=local)[0]
     if (kind := config.get("model_type")) not in _KINDS:
-        hint = "; of SigLIP 2 take one of fixed resolution, such as google/siglip2-base-patch16-224"
         raise InputError(
-            f"the model '{model}' is of the kind '{kind}'; supported are {' and '.join(_KINDS)}"
-            f"{hint if kind == 'siglip2' else ''}"
+            f"the model '{model}' is of the kind '{kind}'; the scorer 'clip' supports {' and '.join(_KINDS)}, and "
+            f"transformers:{model} any dual encoder or chat model"
         )
-    with in_one_line("tokenizer"):
-        try:
-            tokenizer: Any = _models.AutoTokenizer.from_pretrained(source, local_files_only=local)
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"the tokenizer of '{model}' needs the Python packages sentencepiece and protobuf; "
-                "install them with: pip install sentencepiece protobuf"
-            ) from error
-        # A tokenizer loads without its vocabulary too, and then treats every word as unknown.
-        if not any(all(find_file(source, name) for name in names) for names in _VOCABULARIES):
-            raise FileNotFoundError("there is no vocabulary")
-    return kind, tokenizer
+    return kind, read_tokenizer(source, model, local)
 
 
 def _read(source: str, model: str, local: bool) -> _Checkpoint:
@@ -270,8 +261,7 @@ def _read(source: str, model: str, local: bool) -> _Checkpoint:
         network, report = _models.AutoModel.from_pretrained(
             source, dtype=torch.float32, local_files_only=local, output_loading_info=True
         )
-        if missing := sorted(report["missing_keys"]):  # they would keep random values
-            raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
+        refuse_missing(report)
     size = _pair(network.config.vision_config.image_size)[0]
     default = Preprocessing.clip(size) if kind == "clip" else Preprocessing.siglip(size)
     with in_one_line("preprocessor"):
@@ -302,38 +292,6 @@ def _preprocessor_settings(source: str, local: bool) -> dict[str, Any]:
     if not Path(source).is_dir() and _hub.try_to_load_from_cache(source, "preprocessor_config.json") is None:
         raise FileNotFoundError("it was not downloaded")
     return {}
-
-
-def _embed(checkpoint: _Checkpoint, prompts: tuple[str, ...], model: str) -> Tensor:
-    """The prompt embeddings [P + Q, D], computed as each kind of model was trained."""
-    network, tokenizer = checkpoint.model.eval(), checkpoint.tokenizer
-    longest: int = network.config.text_config.max_position_embeddings
-    siglip = checkpoint.kind == "siglip"
-    texts = _texts(prompts, checkpoint.kind, tokenizer, longest, model)
-    with torch.inference_mode(), one_if_pinned():
-        if siglip:  # it was trained on texts padded to the full length, with attention to the padding
-            tokens = tokenizer(
-                texts, padding="max_length", max_length=longest, padding_side="right", return_tensors="pt"
-            )
-            embeddings: Tensor = network.text_model(input_ids=tokens["input_ids"]).pooler_output
-        else:
-            tokens = tokenizer(texts, padding=True, return_tensors="pt")
-            embeddings = network.text_projection(
-                network.text_model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
-            )
-    return embeddings
-
-
-def _texts(prompts: tuple[str, ...], kind: str, tokenizer: Any, longest: int, model: str) -> list[str]:
-    """The prompts as a model reads them; an InputError for one that is too long for it."""
-    # SigLIP was trained on lower case. The tokenizer of SigLIP 2 does not convert to it.
-    texts = [prompt.lower() if kind == "siglip" else prompt for prompt in prompts]
-    for prompt, text in zip(prompts, texts, strict=True):
-        if (count := len(tokenizer(text)["input_ids"])) > longest:  # cutting it off would change its meaning
-            raise InputError(
-                f"the prompt '{prompt}' has {count} tokens, and the model '{model}' reads at most {longest}; shorten it"
-            )
-    return texts
 
 
 def _pair(size: Any) -> Size:

@@ -8,20 +8,22 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import huggingface_hub
 import transformers
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
 from vlmsafe.errors import InputError
 
 T = TypeVar("T")
 
 _HUB_SECONDS = 10.0
+_TEXTS = (".json", ".txt", ".model", ".jinja")
+"""Files of a checkpoint other than its weights: configurations, vocabularies and templates."""
 _LOADING = threading.RLock()
 """Held while a model is loaded: the libraries keep log levels, warnings and the default number format per process."""
 
@@ -47,46 +49,109 @@ def find(model: str, read: Callable[[str, bool], T], scorer: str) -> T:
             return read(str(folder), True)
         except Unreadable as error:
             raise InputError(f"cannot load the model in the folder {model}: {error}") from error
-    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) is None:
-        raise InputError(f"there is no folder '{model}', and it cannot be the name of a model on the Hugging Face hub")
+    _check_name(model)
     try:
         return read(model, True)
     except Unreadable as error:
         _ask_hub(model, str(error), scorer)
-    # The download is hundreds of megabytes or more, and the libraries' own progress bars are off.
-    print(f"downloading the model '{model}' from the Hugging Face hub", file=sys.stderr, flush=True)
+    _announce(model)
     try:
         return read(model, False)
     except Unreadable as error:
         raise InputError(f"cannot load the model '{model}' from the Hugging Face hub: {error}") from error
 
 
-def _ask_hub(model: str, missing: str, scorer: str) -> None:
-    """Fail at once if the hub cannot be reached or lacks the model; a download would try for half a minute."""
+def find_folder(
+    model: str, revision: str | None, read: Callable[[Path, bool], T], scorer: str, *, weights: bool = True
+) -> T:
+    """What `read(folder, complete)` makes of a model's files: the user's own folder, or one of the cache.
+
+    As in `find`, the hub is asked only if files are missing in the cache. Without `weights` only the rest is
+    downloaded; `complete` is then False.
+    """
+    if model and (folder := Path(model).expanduser()).is_dir():
+        try:
+            return read(folder, True)
+        except Unreadable as error:
+            raise InputError(f"cannot load the model in the folder {model}: {error}") from error
+    _check_name(model)
+    shown = f"{model}@{revision}" if revision else model
     try:
-        _hub.HfApi().model_info(model, timeout=_HUB_SECONDS)
+        return read(_cached(model, revision), True)
+    except Unreadable as error:
+        found = _ask_hub(model, str(error), scorer, revision)
+    if weights:
+        _announce(shown)
+    try:
+        with in_one_line("files"):
+            names = _wanted([entry.rfilename for entry in found.siblings or ()], weights)
+            folder = Path(_hub.snapshot_download(model, revision=revision, allow_patterns=names))
+        return read(folder, weights)
+    except Unreadable as error:
+        raise InputError(f"cannot load the model '{shown}' from the Hugging Face hub: {error}") from error
+
+
+def _cached(model: str, revision: str | None) -> Path:
+    """The folder of a model in the cache; it need not be complete."""
+    try:
+        return Path(_hub.snapshot_download(model, revision=revision, local_files_only=True))
+    except FileNotFoundError as error:
+        raise Unreadable("its files: there are none") from error
+
+
+def _wanted(names: Sequence[str], weights: bool) -> list[str]:
+    """The files that a model is loaded from; weights in the older format only if there are no others."""
+    top = [name for name in names if "/" not in name]
+    texts = [name for name in top if name.endswith(_TEXTS)]
+    if not weights:
+        return texts
+    tensors = [name for name in top if name.endswith(".safetensors")]
+    older = [name for name in top if re.fullmatch(r"(pytorch|adapter)_model.*\.bin", name)]
+    return [*texts, *(tensors or older)]
+
+
+def _check_name(model: str) -> None:
+    if re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) is None:
+        raise InputError(f"there is no folder '{model}', and it cannot be the name of a model on the Hugging Face hub")
+
+
+def _announce(model: str) -> None:
+    """The download is hundreds of megabytes or more, and the libraries' own progress bars are off."""
+    print(f"downloading the model '{model}' from the Hugging Face hub", file=sys.stderr, flush=True)
+
+
+def _ask_hub(model: str, missing: str, scorer: str, revision: str | None = None) -> Any:
+    """What the hub knows of a model. It fails at once if the hub cannot be reached or lacks the model; a download would
+    try for half a minute."""
+    try:
+        return _hub.HfApi().model_info(model, revision=revision, timeout=_HUB_SECONDS)
     except GatedRepoError as error:
         raise InputError(f"ask for access to '{model}' at https://hf.co/{model}, then run: hf auth login") from error
+    except RevisionNotFoundError as error:
+        raise InputError(f"the model '{model}' has no revision '{revision}' on the Hugging Face hub") from error
     except RepositoryNotFoundError as error:
         raise InputError(
             f"the model '{model}' is neither a folder nor on the Hugging Face hub; if it is private, run: hf auth login"
         ) from error
     except Exception as error:  # its class depends on the version of the hub's library
         where = "is neither a folder nor in the Hugging Face cache"
-        if find_file(model, "config.json"):
+        if revision is not None:
+            where = f"is not in the Hugging Face cache with the revision '{revision}'"
+        if any(find_file(model, name, revision) for name in ("config.json", "adapter_config.json")):
             where = f"is not complete in the Hugging Face cache ({missing})"
+        option = f" --revision {revision}" if revision else ""
         raise InputError(
             f"the model '{model}' {where}, and the hub cannot be reached; get it on a machine with internet with: "
-            f"hf download {model}, or pass {scorer}:<folder>"
+            f"hf download {model}{option}, or pass {scorer}:<folder>"
         ) from error
 
 
-def find_file(source: str, name: str) -> Path | None:
+def find_file(source: str, name: str, revision: str | None = None) -> Path | None:
     """A file of a checkpoint, in a folder or in the cache; None if it is missing."""
     if Path(source).is_dir():
         path = Path(source) / name
         return path if path.is_file() else None
-    found = _hub.try_to_load_from_cache(source, name)
+    found = _hub.try_to_load_from_cache(source, name, revision=revision)
     return Path(found) if isinstance(found, str) else None
 
 

@@ -1,34 +1,30 @@
 """Scores frames with Qwen2-VL: the probability of "yes" to one question for each group of prompts.
 
-The model is asked, in its chat format, whether the frame shows the group's description. With l the logits of the next
-token, and Y and N the tokens that spell yes and no,
+The modules `questions` and `yes_no` have the questions and the formula. The two questions about a frame differ only in
+their last words. Everything before, including the frame, goes through the model once; each question then adds its own
+words to the attention cache. Frames of a batch have one size, so their sequences have one length and nothing is padded.
+With several frames in a stack, the prompt has several images, the oldest first, and the question is about all of them.
 
-    P(yes | frame, description) = sigmoid(logsumexp of l over Y - logsumexp of l over N)
-
-The two questions about a frame differ only in their last words. Everything before, including the frame, goes through
-the model once; each question then adds its own words to the attention cache. Frames of a batch have one size, so their
-sequences have one length and nothing is padded. With several frames in a stack, the prompt has several images, the
-oldest first, and the question is about what they show together.
-
-Any Qwen2-VL or Qwen2.5-VL checkpoint works.
+Any Qwen2-VL or Qwen2.5-VL checkpoint works. It is the fast path for them: `transformers:<model>` asks any chat model
+the same questions, by the processor and the chat template of its checkpoint.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import transformers
 
 from vlmsafe.errors import InputError, unknown_name
-from vlmsafe.signals.scorers.api import YES_NO_RULES, Inputs, Precision, Scorer, Similarities, check_frames
+from vlmsafe.signals.scorers.api import Inputs, Precision
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.hub import find, in_one_line, quiet, require_weights, revision_of
+from vlmsafe.signals.scorers.processors import read_image_processor, refuse_missing
+from vlmsafe.signals.scorers.questions import questions
+from vlmsafe.signals.scorers.yes_no import Answers, YesNoScorer, encode, split_shared
 
 if TYPE_CHECKING:
     from vlmsafe.signals.prompts import PromptSet
@@ -36,9 +32,6 @@ if TYPE_CHECKING:
 KINDS = ("qwen2_vl", "qwen2_5_vl")
 """The values of `model_type` in the config of a supported checkpoint."""
 
-QUESTION = "Does this image show {description}? Answer yes or no."
-CLIP_QUESTION = "These images show one scene over time, the oldest first. Do they show {description}? Answer yes or no."
-"""The question where a stack has several frames."""
 IMAGE = "<|image_pad|>"
 PICTURE = f"<|vision_start|>{IMAGE}<|vision_end|>"
 # The result of the checkpoints' own chat templates for some images and one question. It is written out because a
@@ -48,8 +41,6 @@ CHAT = (
     "<|im_start|>user\n{pictures}{question}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
-YES = ("yes", "Yes", "YES", " yes", " Yes", " YES")
-NO = ("no", "No", "NO", " no", " No", " NO")
 
 _DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -70,14 +61,8 @@ class Checkpoint:
     """Commit on the hub; None for a folder."""
 
 
-class Qwen2VLScorer(Scorer):
+class Qwen2VLScorer(YesNoScorer):
     """Two columns: P(yes) for the description of the positive group and of the negative group."""
-
-    looks_at = "frame"
-    rules = YES_NO_RULES
-    bounds = (0.0, 1.0)
-    gate = "probability"
-    groups = (1, 1)
 
     def __init__(
         self,
@@ -89,16 +74,10 @@ class Qwen2VLScorer(Scorer):
         batch: int = 16,
         frames: int = 1,
     ) -> None:
-        if batch < 1:
-            raise InputError(f"the batch of the scorer 'qwen2-vl' must be at least 1, got {batch}")
-        self._name, self._revision, self._device, self._batch = name, checkpoint.revision, device, batch
+        answers = Answers.of(checkpoint.tokenizer, name)
+        super().__init__(checkpoint.model, answers, kind="qwen2-vl", name=name, device=device, batch=batch)
         self.frames = frames
-        try:
-            self._model = checkpoint.model.to(device).eval().requires_grad_(False)
-        except torch.cuda.OutOfMemoryError:
-            raise InputError(
-                f"{name} does not fit into the memory of {device}; use a smaller model, or the precision bfloat16"
-            ) from None
+        self._revision = checkpoint.revision
         self._processor = processor = checkpoint.processor
         self._scale = float(processor.rescale_factor) if processor.do_rescale else 1.0
         mean, deviation = (processor.image_mean, processor.image_std) if processor.do_normalize else ((0.0,), (1.0,))
@@ -108,30 +87,20 @@ class Qwen2VLScorer(Scorer):
         self._image = int(self._model.config.image_token_id)
         self._merge = int(self._model.config.vision_config.spatial_merge_size)
         self._tokenizer = checkpoint.tokenizer
-        self._yes = _single_tokens(checkpoint.tokenizer, YES, name)
-        self._no = _single_tokens(checkpoint.tokenizer, NO, name)
-        self._yes_ids, self._no_ids = (
-            torch.tensor(list(tokens.values()), device=device) for tokens in (self._yes, self._no)
-        )
         self._ask(prompts)
 
     def _ask(self, prompts: PromptSet) -> None:
-        prompts.require_descriptions("qwen2-vl")
-        descriptions = (prompts.positive_description, prompts.negative_description)
-        asked = QUESTION if self.frames == 1 else CLIP_QUESTION
-        self._questions = [asked.format(description=description) for description in descriptions]
+        self._questions = questions(prompts, "qwen2-vl", self.frames)
         chats = [CHAT.format(pictures=PICTURE * self.frames, question=question) for question in self._questions]
-        texts = [_tokens(self._tokenizer, chat) for chat in chats]
-        for tokens, description in zip(texts, descriptions, strict=True):
+        texts = [encode(self._tokenizer, chat) for chat in chats]
+        for tokens, question in zip(texts, self._questions, strict=True):
             if (places := tokens.count(self._image)) != self.frames:
                 raise InputError(
-                    f"the question about '{description}' has {places} places for an image, expected "
+                    f"the question '{question}' has {places} places for an image, expected "
                     f"{'one' if self.frames == 1 else self.frames}: "
                     f"{IMAGE} must be the image token of {self._name}, and no part of a description"
                 )
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-        shared = min(same, *(len(tokens) - 1 for tokens in texts))  # each ending keeps a token, for its logits
-        self._shared, self._endings = texts[0][:shared], [tokens[shared:] for tokens in texts]
+        self._shared, self._endings = split_shared(texts)
 
     @classmethod
     def load(
@@ -152,33 +121,7 @@ class Qwen2VLScorer(Scorer):
             checkpoint = find(model, lambda source, local: _read(source, model, _DTYPES[precision], local), "qwen2-vl")
             return cls(checkpoint, prompts, name=model, device=place, batch=batch, frames=frames)
 
-    def with_prompts(self, prompts: PromptSet) -> Qwen2VLScorer:
-        other = copy.copy(self)
-        other._ask(prompts)
-        return other
-
-    def with_batch(self, batch: int) -> Qwen2VLScorer:
-        other = copy.copy(self)
-        other._batch = batch
-        return other
-
-    @torch.inference_mode()
-    def score(self, inputs: Inputs) -> Similarities:
-        check_frames(inputs, self.frames)
-        probabilities = np.empty((len(inputs), len(self._questions)), np.float32)
-        for start in range(0, len(inputs), self._batch):
-            part = slice(start, start + self._batch)
-            try:
-                probabilities[part] = self._probabilities(inputs[part]).cpu().numpy()
-            except torch.cuda.OutOfMemoryError:
-                raise InputError(
-                    f"{self._name} runs out of memory on {self._device} with {self._batch} frames at a time; "
-                    "lower the batch, or use a smaller model"
-                ) from None
-        return probabilities
-
     def _probabilities(self, frames: Inputs) -> torch.Tensor:
-        """P(yes) for stacks of frames of one size and both questions, [N, 2]."""
         pixels, grids = self._patches(frames)
         rows, columns = (int(size) // self._merge for size in grids[0, 1:])
         shared = [token for one in self._shared for token in [one] * (rows * columns if one == self._image else 1)]
@@ -202,9 +145,7 @@ class Qwen2VLScorer(Scorer):
                 logits_to_keep=1,
             ).logits[:, -1]
             cache.crop(-len(ending))  # the other question must not see this one
-            logits = logits.float()
-            odds = logits[:, self._yes_ids].logsumexp(1) - logits[:, self._no_ids].logsumexp(1)
-            answers.append(odds.sigmoid())
+            answers.append(self._answers.probability(logits))
         return torch.stack(answers, dim=1)
 
     def _patches(self, frames: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,24 +166,11 @@ class Qwen2VLScorer(Scorer):
         patches.unflatten(1, (3, -1)).mul_(self._scale).sub_(self._mean).div_(self._deviation)
         return patches, images["image_grid_thw"]
 
-    def _repeat(self, tokens: Sequence[int], count: int) -> torch.Tensor:
-        return torch.tensor(tokens, device=self._device).expand(count, -1)
-
     def _spread(self, positions: torch.Tensor, count: int) -> torch.Tensor:
         return positions.to(self._device)[:, None].expand(-1, count, -1)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "model": self._name,
-            "revision": self._revision,
-            "device": str(self._device),
-            "precision": str(self._model.dtype).removeprefix("torch."),
-            "frames": self.frames,
-            "parameters": sum(parameter.numel() for parameter in self._model.parameters()),
-            "questions": list(self._questions),
-            "yes": list(self._yes),
-            "no": list(self._no),
-        }
+        return {**super().describe(), "revision": self._revision}
 
 
 def _positions(images: Sequence[bool], rows: int, columns: int) -> torch.Tensor:
@@ -258,22 +186,6 @@ def _positions(images: Sequence[bool], rows: int, columns: int) -> torch.Tensor:
         parts.append((image if is_image else word) + start)
         start += max(rows, columns) if is_image else 1
     return torch.cat(parts, dim=1)
-
-
-def _tokens(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer.encode(text, add_special_tokens=False))
-
-
-def _single_tokens(tokenizer: Any, variants: Sequence[str], name: str) -> dict[str, int]:
-    """The variants that are one token. Decoding the token must give the variant, which excludes the 'unknown' token."""
-    found: dict[str, int] = {}
-    for variant in variants:
-        tokens = _tokens(tokenizer, variant)
-        if len(tokens) == 1 and tokenizer.decode(tokens) == variant:
-            found[variant] = tokens[0]
-    if not found:
-        raise InputError(f"the tokenizer of {name} has no single token for '{variants[0]}' in any spelling")
-    return found
 
 
 def look_up(model: str, prompts: PromptSet) -> None:
@@ -306,11 +218,8 @@ def _read(source: str, name: str, dtype: torch.dtype, local: bool) -> Checkpoint
         model, report = _models.AutoModelForImageTextToText.from_pretrained(
             source, dtype=dtype, local_files_only=local, output_loading_info=True
         )
-        if missing := sorted(report["missing_keys"]):  # they would keep random values
-            raise ValueError(f"{len(missing)} of them are missing, such as {missing[0]}")
+        refuse_missing(report)
     with in_one_line("tokenizer"):
         tokenizer = _models.AutoTokenizer.from_pretrained(source, local_files_only=local)
-    with in_one_line("preprocessor"):
-        # The backend is fixed, so pixels do not depend on whether torchvision is installed.
-        processor = _models.AutoImageProcessor.from_pretrained(source, backend="pil", local_files_only=local)
+    processor = read_image_processor(source, name, local)
     return Checkpoint(model, tokenizer, processor, revision_of(source))

@@ -7,6 +7,8 @@ takes one:
 embedded                        the small model in the package; embedded:<file> loads one that you trained
 clip:<model id or folder>       any CLIP or SigLIP checkpoint; the default is the paper's ViT-B/32
 qwen2-vl:<model id or folder>   yes/no probabilities; the default is the paper's 7B model
+transformers:<model>[@revision] any dual encoder, or yes/no probabilities of any chat model; an id or a folder
+openai:<model>@<url>            the same from any OpenAI-compatible endpoint: vLLM, SGLang, TGI, a hosted one
 rnd                             novelty of the observation
 constant:<value>                a control; constant:<positive>,<negative> sets the two scores separately
 noise                           a control: random scores
@@ -22,7 +24,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +40,7 @@ from vlmsafe.signals.scorers.api import (
     Rule,
     Scorer,
 )
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 
 if TYPE_CHECKING:  # settings are read without prompts, which need YAML
     from vlmsafe.signals.prompts import PromptSet
@@ -57,6 +60,8 @@ class Loading:
     seed: tuple[int, ...]
     frames: int = 1
     """Frames in a stack, for kinds that take any number."""
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
+    give_up: Callable[[], bool] = lambda: False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,6 +80,13 @@ class ScorerKind:
     look_up: Callable[[Loading], type[Scorer] | None] | None = None
     """Checks that a scorer can be had without loading its weights; returns its class where that is known. None where
     loading it is as quick."""
+    narrow: Callable[[str], dict[str, Any] | None] | None = None
+    """What an argument says about the fields below, from files on this machine; None if that is not known yet. Only for
+    kinds whose models differ in them."""
+    fetch: Callable[[str], None] | None = None
+    """Gets from the hub what `narrow` needs."""
+    settled: bool = True
+    """Whether the fields below are those of the model; False before `narrow` has found it."""
     argument: str | None = None
     """What follows the colon, for messages; None where nothing may follow."""
     default: str | None = None
@@ -107,6 +119,8 @@ class ScorerKind:
     """Whether it runs the user's code, which a service on a network refuses."""
     downloaded: bool = False
     """Whether its weights come from the Hugging Face hub."""
+    cached: bool = False
+    """Whether its scores are kept in a cache on disk unless the user says otherwise: its answers are slow or paid."""
     wants_gpu: bool = False
     """Whether its models are large enough to be worth a GPU; their sizes, and so their costs, differ by argument."""
     packages: tuple[str, ...] = ()
@@ -149,6 +163,13 @@ class ScorerName:
             return ScorerName(self.kind, os.path.abspath(self.argument))
         return self
 
+    def settle(self) -> ScorerName:
+        """The same scorer with an entry that says what its model is; asks the hub if its files are not here."""
+        if self.kind.settled or self.kind.fetch is None:
+            return self
+        self.kind.fetch(self.argument)
+        return parse_scorer(str(self))
+
     @property
     def calibration_frames(self) -> int:
         """How many frames the gate is calibrated on by default."""
@@ -158,7 +179,7 @@ class ScorerName:
     @property
     def _model(self) -> str:
         """The name of the model itself, without the organisation or the folders in which it lies."""
-        path = PurePath(self.absolute.argument)
+        path = PurePath(self.absolute.argument.partition("@")[0])
         if path.parent.name == "snapshots":  # the cache of the hub: models--<organisation>--<name>/snapshots/<commit>
             return path.parent.parent.name.rpartition("--")[2]
         return path.name
@@ -180,6 +201,20 @@ def _qwen2_vl(loading: Loading) -> Scorer:
     from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
 
     return Qwen2VLScorer.load(loading.argument, loading.prompts, frames=loading.frames, **loading.options)
+
+
+def _transformers(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.checkpoints.load import load
+
+    return load(loading.argument, loading.prompts, frames=loading.frames, **loading.options)
+
+
+def _openai(loading: Loading) -> Scorer:
+    from vlmsafe.signals.scorers.endpoint.scorer import EndpointScorer
+
+    return EndpointScorer.load(
+        loading.argument, loading.prompts, loading.endpoint, frames=loading.frames, give_up=loading.give_up
+    )
 
 
 def _rnd(loading: Loading) -> Scorer:
@@ -216,6 +251,30 @@ def _look_up_qwen2_vl(loading: Loading) -> None:
     from vlmsafe.signals.scorers.qwen2_vl import look_up
 
     look_up(loading.argument, loading.prompts)
+
+
+def _look_up_transformers(loading: Loading) -> type[Scorer]:
+    from vlmsafe.signals.scorers.checkpoints.load import look_up
+
+    return look_up(loading.argument, loading.prompts, loading.frames)
+
+
+def _narrow_transformers(argument: str) -> dict[str, Any] | None:
+    from vlmsafe.signals.scorers.checkpoints.names import known_traits
+
+    return known_traits(argument)
+
+
+def _fetch_transformers(argument: str) -> None:
+    from vlmsafe.signals.scorers.checkpoints.load import fetch
+
+    fetch(argument)
+
+
+def _look_up_openai(loading: Loading) -> None:
+    from vlmsafe.signals.scorers.endpoint.scorer import look_up
+
+    look_up(loading.argument, loading.prompts, loading.endpoint)
 
 
 def _look_up_python(loading: Loading) -> type[Scorer] | None:
@@ -290,6 +349,35 @@ KINDS = {
             wants_gpu=True,
             packages=("torch", "transformers"),
         ),
+        ScorerKind(
+            "transformers",
+            _transformers,
+            look_up=_look_up_transformers,
+            narrow=_narrow_transformers,
+            fetch=_fetch_transformers,
+            settled=False,
+            argument="<model id or folder>[@revision]",
+            path="folder",
+            looks_at="frame",
+            compares="unknown",
+            shared=True,
+            downloaded=True,
+            wants_gpu=True,
+            packages=("torch", "transformers"),
+        ),
+        ScorerKind(
+            "openai",
+            _openai,
+            look_up=_look_up_openai,
+            argument="<model>@<url>",
+            looks_at="frame",
+            compares="descriptions",
+            rules=YES_NO_RULES,
+            gate="probability",
+            frames="any",
+            precision="bfloat16",  # what servers compute in; answers to one picture may differ as much
+            cached=True,
+        ),
         ScorerKind("rnd", _rnd, looks_at="observation", rules=("novelty",), learns=True),
         ScorerKind("constant", _constant, argument="<value>", looks_at="nothing", rules=ALL_RULES),
         ScorerKind("noise", _noise, looks_at="noise", rules=ALL_RULES),
@@ -343,7 +431,9 @@ def parse_scorer(text: str) -> ScorerName:
         raise InputError(f"the scorer '{name}' takes nothing after it, got '{argument}'")
     if kind.argument is not None and not argument and kind.default is None:
         raise InputError(f"the scorer '{name}' needs something after it: {name}:{kind.argument}")
-    return ScorerName(kind, argument or kind.default or "")
+    argument = argument or kind.default or ""
+    known = None if kind.narrow is None else kind.narrow(argument)
+    return ScorerName(kind if known is None else replace(kind, **known), argument)
 
 
 def make_scorer(
@@ -361,33 +451,53 @@ def make_scorer(
     give_up: Callable[[], bool] = lambda: False,
     frames: int | None = None,
     frame_distance: int | None = None,
+    endpoint: EndpointOptions | None = None,
+    cache: str = "auto",
+    cache_mb: int | None = None,
 ) -> Scorer:
     """Load a scorer. `observation` is the length of the vectors that a scorer of observations will see.
 
     `precision` and `batch` are by default the kind's own. `frames` is the number of frames in a stack, and
     `frame_distance` the number of steps between two of them; by default they are the scorer's own. With the address of
-    a scoring service, a scorer of frames asks that service; other scorers stay in this process. The service is waited
-    for until `give_up` returns True.
+    a scoring service, a scorer of frames asks that service; other scorers stay in this process. A service, and an
+    endpoint, which is asked as `endpoint` says, are waited for until `give_up` returns True. `cache` is 'auto', 'off'
+    or the file in which scores of frames are kept, up to `cache_mb` megabytes.
     """
     name = parse_scorer(name) if isinstance(name, str) else name
+    if precision is None or batch is None or frames is not None:
+        name = name.settle()
     kind = name.kind
     precision = kind.precision if precision is None else precision
     batch = kind.batch if batch is None else batch
     prompts = _some_prompts(name, prompts)
+    check_stack(name, frames, frame_distance)
+    loading = Loading(
+        name.argument, prompts, device, precision, compile, batch, observation, seed, frames or 1,
+        endpoint or EndpointOptions(), give_up,
+    )  # fmt: skip
+    stack = frames if kind.frames == "any" else None
+    scorer = _with_stack(_loaded(name, loading, stack, service, service_wait), name, frames, frame_distance)
+    if scorer.looks_at != "frame" or cache == "off" or (cache == "auto" and not kind.cached):
+        return scorer
+    from vlmsafe.signals.scorers.cache import with_cache
+
+    return with_cache(scorer, name, loading, cache, cache_mb)
+
+
+def _loaded(name: ScorerName, loading: Loading, stack: int | None, service: str, service_wait: float) -> Scorer:
+    """A scorer of a service, or of this process."""
+    kind, compile = name.kind, loading.compile
     if compile and kind.needs_prompts and not kind.compiles:
         able = " and ".join(f"'{one.name}'" for one in KINDS.values() if one.compiles)
         raise InputError(f"compile is for the scorer {able}; drop it for '{kind.name}'")
-    check_stack(name, frames, frame_distance)
     if service and kind.shared:
         from vlmsafe.signals.service.client import connect
         from vlmsafe.signals.service.spec import ModelSpec, NotShared
 
         with suppress(NotShared):  # a scorer of the user's that looks at something else
-            stack = frames if kind.frames == "any" else None
-            spec = ModelSpec(str(name.absolute), device, precision, compile, batch, stack)
-            return _with_stack(connect(service, spec, prompts, service_wait, give_up), name, frames, frame_distance)
-    loading = Loading(name.argument, prompts, device, precision, compile, batch, observation, seed, frames or 1)
-    return _with_stack(kind.load(loading), name, frames, frame_distance)
+            spec = ModelSpec(str(name.absolute), loading.device, loading.precision, compile, loading.batch, stack)
+            return connect(service, spec, loading.prompts, service_wait, loading.give_up)
+    return kind.load(loading)
 
 
 def check_stack(name: ScorerName, frames: int | None, frame_distance: int | None) -> None:
@@ -442,7 +552,9 @@ def _other_stack(name: ScorerName, clause: str) -> InputError:
     )
 
 
-def look_up_scorer(name: str, prompts: PromptSet | None) -> tuple[InputKind | None, tuple[Rule, ...] | None]:
+def look_up_scorer(
+    name: str, prompts: PromptSet | None, endpoint: EndpointOptions | None = None
+) -> tuple[InputKind | None, tuple[Rule, ...] | None]:
     """Check that a scorer can be had, without loading a large model.
 
     Returns what it looks at and its rules; None where only the loaded scorer can say.
@@ -450,7 +562,10 @@ def look_up_scorer(name: str, prompts: PromptSet | None) -> tuple[InputKind | No
     named = parse_scorer(name)
     kind = named.kind
     chosen = _some_prompts(named, prompts)
-    loading = Loading(named.argument, chosen, "cpu", kind.precision, False, kind.batch, observation=1, seed=(0,))
+    loading = Loading(
+        named.argument, chosen, "cpu", kind.precision, False, kind.batch, observation=1, seed=(0,),
+        endpoint=endpoint or EndpointOptions(),
+    )  # fmt: skip
     if kind.look_up is None:
         kind.load(loading).close()
         return kind.looks_at, kind.rules

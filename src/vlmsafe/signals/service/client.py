@@ -15,8 +15,9 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,19 +40,22 @@ from vlmsafe.signals.service.connection import Connection
 from vlmsafe.signals.service.spec import TOKEN, Address, ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
     BLOCK_LIMIT,
+    BODY_LIMIT,
     F_ADD_SEALS,
     F_SEAL_GROW,
     F_SEAL_SHRINK,
+    AskNotes,
+    Attach,
+    Attached,
     Channel,
-    Kind,
     Layout,
     Malformed,
-    attach_body,
-    count_body,
-    fields,
-    open_body,
-    read_scores,
-    slot_body,
+    Noted,
+    Open,
+    Opened,
+    Score,
+    Scored,
+    ScoreFrames,
 )
 
 SLOTS = 3  # blocks that may be under way
@@ -73,23 +77,19 @@ def connect(
     return ServiceScorer(where, spec, prompts, wait, give_up=give_up, locate=locate)
 
 
-def describe_scorer(scorer: Scorer) -> dict[str, Any]:
-    """The attributes of a scorer that its client needs, as plain values."""
-    return {
-        "rules": list(scorer.rules),
-        "bounds": list(scorer.bounds),
-        "gate": scorer.gate,
-        "frames": scorer.frames,
-        "frame_distance": scorer.frame_distance,
-        "groups": list(scorer.groups),
-        "description": scorer.describe() | ({"source": scorer.source.to_dict()} if scorer.source is not None else {}),
-    }
-
-
-_ABOUT = {
-    "rules": list, "bounds": list, "gate": str, "frames": int, "frame_distance": int, "groups": list,
-    "description": dict,
-}  # fmt: skip
+def describe_scorer(scorer: Scorer, number: int = 0) -> Opened:
+    """The attributes of a scorer that its client needs."""
+    return Opened(
+        number=number,
+        rules=scorer.rules,
+        bounds=scorer.bounds,
+        gate=scorer.gate,
+        frames=scorer.frames,
+        frame_distance=scorer.frame_distance,
+        groups=scorer.groups,
+        description=scorer.describe(),
+        source=None if scorer.source is None else scorer.source.to_dict(),
+    )
 
 
 class ServiceScorer(Scorer):
@@ -119,7 +119,7 @@ class ServiceScorer(Scorer):
         self._asked: deque[_Asked] = deque()  # unanswered, the oldest first
         self._sent: set[_Asked] = set()  # those of them that this connection has
         self._first: Similarities | None = None  # of the first block, whose frames stay in a slot of their own
-        self._about: dict[str, Any] = {}  # what `describe_scorer` gave in the service
+        self._about: Opened | None = None  # what `describe_scorer` gave in the service
         self._connection = Connection(address, locate, wait, give_up, self._greet)
         self._connection.attempt(lambda channel: None)
 
@@ -142,14 +142,13 @@ class ServiceScorer(Scorer):
         return finish
 
     def describe(self) -> dict[str, Any]:
-        own = {name: value for name, value in self._about["description"].items() if name != "source"}
-        return {**own, "service": str(self._connection.address)}
+        assert self._about is not None
+        return {**self._about.description, "service": str(self._connection.address)}
 
     def notes(self, env: str | None = None) -> list[str]:
         def ask(channel: Channel) -> list[str]:
-            channel.send_json(Kind.NOTES, 0, {"env": env})
-            found: list[str] = fields(self._connection.receive(channel, Kind.NOTED).body, {"notes": list})["notes"]
-            return found
+            channel.send(AskNotes(env=env))
+            return self._connection.receive(channel, Noted).notes
 
         assert not self._asked
         return self._connection.attempt(ask)
@@ -182,9 +181,10 @@ class ServiceScorer(Scorer):
         asked.number = self._numbers
         self._sent.add(asked)
         if slots.fd is not None and channel.local:
-            channel.send(Kind.SCORE, asked.number, slot_body(asked.slot, asked.count))
+            channel.send(Score(number=asked.number, slot=asked.slot, count=asked.count))
         else:
-            channel.send(Kind.SCORE, asked.number, count_body(asked.count), slots.blocks[asked.slot, : asked.count])
+            frames = slots.blocks[asked.slot, : asked.count].data.cast("B")
+            channel.send(ScoreFrames(number=asked.number, count=asked.count, frames=frames))
 
     def _answer_to(self, asked: _Asked) -> Similarities:
         """The similarities of a block. Those of earlier blocks are kept until they are asked for."""
@@ -199,7 +199,7 @@ class ServiceScorer(Scorer):
         oldest = self._asked[0]
         assert self._slots is not None
         try:
-            oldest.found = read_scores(self._connection.receive(channel, Kind.SCORES, oldest.number).body)
+            oldest.found = self._connection.receive(channel, Scored, oldest.number).array()
         except (InputError, ScorerFailure) as error:
             oldest.error = error
         else:
@@ -237,27 +237,26 @@ class ServiceScorer(Scorer):
         self._sent.clear()
         address = self._connection.address
         token = "" if channel.local else address.token or os.environ.get(TOKEN, "")
-        channel.send_json(Kind.OPEN, 0, open_body(self._spec, self._prompts, self._threads, token))
-        about = fields(self._connection.receive(channel, Kind.OPENED).body, _ABOUT)
-        if self._about and _identity(about) != _identity(self._about):
+        channel.send(Open.of(self._spec, self._prompts, self._threads, token))
+        about = self._connection.receive(channel, Opened)
+        if self._about is not None and _identity(about) != _identity(self._about):
             raise RunError(
                 f"the scoring service at {self._connection.address} came back with another model: "
                 f"{_identity(about)} after {_identity(self._about)}. Put the model back and resume the run"
             )
-        first, self._about = not self._about, about
-        self.rules, self.bounds = tuple(about["rules"]), (about["bounds"][0], about["bounds"][1])
-        self.gate, self.frames = about["gate"], about["frames"]
-        if first:  # later the client may have chosen another one; it is the client that stacks frames
-            self.frame_distance = about["frame_distance"]
-        self.groups = (about["groups"][0], about["groups"][1])
-        source = about["description"].get("source")
-        self.source = SourceHash.from_dict(source) if isinstance(source, dict) else None
-        channel.body_limit = max(channel.body_limit, 64 + 4 * sum(self.groups) * self._spec.batch)
+        if self._about is None:  # later the client may have chosen another one; it is the client that stacks frames
+            self.frame_distance = about.frame_distance
+        self._about = about
+        # What a service says of its scorer was checked there (`check_scorer`).
+        self.rules, self.gate = cast(tuple[Rule, ...], about.rules), cast(GateKind, about.gate)
+        self.bounds, self.frames, self.groups = about.bounds, about.frames, about.groups
+        self.source = None if about.source is None else SourceHash.from_dict(about.source)
+        channel.body_limit = BODY_LIMIT + 4 * sum(self.groups) * self._spec.batch
         if self._slots is not None:
             slots = self._slots
             memory = slots.fd is not None and channel.local
-            channel.send_json(Kind.ATTACH, 0, attach_body(slots.layout, memory), slots.fd if memory else None)
-            self._connection.receive(channel, Kind.ATTACHED)
+            channel.send(Attach(layout=slots.layout, memory=memory), slots.fd if memory else None)
+            self._connection.receive(channel, Attached)
             self._recognise(channel, slots)
             for asked in self._asked:
                 self._send(channel, asked)
@@ -273,7 +272,7 @@ class ServiceScorer(Scorer):
         probe = _Asked(slots.kept, len(then))
         self._send(channel, probe)
         self._sent.discard(probe)
-        now = read_scores(self._connection.receive(channel, Kind.SCORES, probe.number).body)
+        now = self._connection.receive(channel, Scored, probe.number).array()
         if now.shape != then.shape or not np.allclose(now, then, rtol=0.0, atol=SAME_MODEL[self._spec.precision]):
             by = f"differ by up to {np.abs(now - then).max():.3g}" if now.shape == then.shape else "have another shape"
             raise RunError(
@@ -320,8 +319,8 @@ def _own_threads() -> int:
     return int(torch.get_num_threads()) if torch is not None else 0
 
 
-def _identity(about: dict[str, Any]) -> dict[str, Any]:
+def _identity(about: Opened) -> dict[str, Any]:
     """What must not change when a service comes back: the model and its source, but not its device or revision."""
-    model = {name: value for name, value in about["description"].items() if name not in ("device", "source")}
-    model |= {"source": (about["description"].get("source") or {}).get("digest")}
-    return {**{name: value for name, value in about.items() if name != "description"}, **model}
+    found = msgspec.structs.asdict(about) | {"source": (about.source or {}).get("digest")}
+    description = {name: value for name, value in found.pop("description").items() if name != "device"}
+    return {**found, **description}

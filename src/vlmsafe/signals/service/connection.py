@@ -19,15 +19,16 @@ from typing import TypeVar
 
 from vlmsafe.errors import InputError, RunError, VlmsafeError
 from vlmsafe.signals.scorers.api import ScorerFailure
+from vlmsafe.signals.service.sockets import check_service_user
 from vlmsafe.signals.service.spec import TOKEN, Address, GivenUp, NotShared, ServiceStopped
-from vlmsafe.signals.service.wire import Channel, Kind, Malformed, Message, read_error
+from vlmsafe.signals.service.wire import Channel, Error, Malformed, Message, Reason, Wait
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 _TRY_SECONDS = 0.2  # between two attempts to connect
 _SPEAK_SECONDS = 2.0  # of waiting before the user is told about it
 _SILENCE_SECONDS = 20.0  # without a sign of life before a service counts as hanging
-_CREDENTIALS = struct.Struct("3i")  # process, user and group of the other end of a Unix socket
 _LOSSES = 5  # connections in a row that may break before anything is answered
 
 
@@ -74,18 +75,19 @@ class Connection:
                     print(f"waiting for the scoring service at {self.address}", file=sys.stderr, flush=True)
                 self._closed.wait(min(_TRY_SECONDS, max(0.0, self._wait)))
 
-    def receive(self, channel: Channel, kind: Kind, number: int = 0) -> Message:
+    def receive(self, channel: Channel, kind: type[M], number: int = 0) -> M:
         """The next answer, which must be of a kind. Errors that the service sends are raised."""
         while True:
             self._await(channel)
-            message = channel.receive()
-            if message.kind is Kind.ERROR:
+            message = channel.receive().message
+            if isinstance(message, Error):
                 raise self._error(message)
             self._heard = time.monotonic()
-            if message.kind is Kind.WAIT:
+            if isinstance(message, Wait):
                 continue
-            if message.kind is not kind or message.number != number:
-                raise Malformed(f"the scoring service at {self.address} answered {message.kind.name}, not {kind.name}")
+            if not isinstance(message, kind) or message.number != number:
+                came = f"{type(message).__name__} {message.number}"
+                raise Malformed(f"the scoring service at {self.address} answered {came}, not {kind.__name__} {number}")
             return message
 
     def progressed(self) -> None:
@@ -151,22 +153,22 @@ class Connection:
             if time.monotonic() > until:
                 raise TimeoutError("it does not answer")
 
-    def _error(self, message: Message) -> VlmsafeError:
-        kind, text, details = read_error(message.body)
-        if kind in ("stopping", "busy", "late"):
-            return ServiceStopped(text)
-        if kind == "private":
-            return NotShared(text)
-        if kind == "failure":
-            return ScorerFailure(text, details)
-        if kind == "token":
-            return InputError(
-                f"the scoring service at {self.address} refused the token; set {TOKEN} to the one that it was started "
-                "with"
-            )
-        if kind == "input":
-            return InputError(text)
-        return RunError(f"the scoring service at {self.address} refused a message: {text}")
+    def _error(self, message: Error) -> VlmsafeError:
+        match message.reason:
+            case Reason.AGAIN.name:
+                return ServiceStopped(message.text)
+            case Reason.PRIVATE.name:
+                return NotShared(message.text)
+            case Reason.FAILURE.name:
+                return ScorerFailure(message.text, message.details)
+            case Reason.INPUT.name:
+                return InputError(message.text)
+            case Reason.TOKEN.name:
+                return InputError(
+                    f"the scoring service at {self.address} refused the token; set {TOKEN} to the one that it was "
+                    "started with"
+                )
+        return RunError(f"the scoring service at {self.address} refused a message: {message.text}")
 
     def _farewell(self, away: float, error: BaseException) -> str:
         if not self._reached:
@@ -190,26 +192,13 @@ def _dial(address: Address) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(os.path.expanduser(address.place))
-            _check_owner(connection, address)
+            check_service_user(connection, address)
         except BaseException:
             connection.close()
             raise
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(_SILENCE_SECONDS), 0))
     return connection
-
-
-def _check_owner(connection: socket.socket, address: Address) -> None:
-    """Refuse a service of another user, who could have put a socket where one's own used to be."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, owner, _ = _CREDENTIALS.unpack(credentials)
-    if owner != os.geteuid():
-        raise InputError(
-            f"the service at {address} is run by another user (uid {owner}, yours is {os.geteuid()}), who would see "
-            "your frames and choose your scores; start one of your own with `vlmsafe serve`"
-        )
 
 
 def _reason(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import stat
+import struct
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,37 @@ def user_directory() -> Path:
             "XDG_RUNTIME_DIR to another directory"
         )
     return path
+
+
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of the other end of a Unix socket
+
+
+def peer_user(connection: socket.socket) -> int | None:
+    """The user at the other end of a Unix socket. None if the system does not say: over TCP, or without SO_PEERCRED."""
+    if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
+
+
+def check_service_user(connection: socket.socket, address: Address) -> None:
+    """Refuse a service of another user, who could have put a socket where one's own used to be."""
+    user = peer_user(connection)
+    if user not in (None, os.geteuid()):
+        raise InputError(
+            f"the service at {address} is run by another user (uid {user}, yours is {os.geteuid()}), who would see "
+            "your frames and choose your scores; start one of your own with `vlmsafe serve`"
+        )
+
+
+def check_client_user(connection: socket.socket) -> None:
+    """Refuse a client of another user, which the mode of the socket should have kept out; root may use any service."""
+    user = peer_user(connection)
+    if user not in (None, os.geteuid(), 0):
+        raise InputError(
+            f"this service scores for its own user (uid {os.geteuid()}) and not for uid {user}; start one of your own "
+            "with `vlmsafe serve`"
+        )
 
 
 def listen(address: Address, *, anywhere: bool = False) -> tuple[socket.socket, Callable[[], None]]:

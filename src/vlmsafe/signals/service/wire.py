@@ -1,80 +1,79 @@
 """The messages between a client and a scoring service.
 
-A message is a header of 16 bytes and a body. The header has the body's length. Bodies are JSON, except for frames and
-scores, which are plain numbers. Anything malformed is refused before it is used, and nothing is ever unpickled.
+A message is a header of 12 bytes, which has the length of the body, and a body: one of the structs below, in
+MessagePack. msgspec refuses a body with another shape, unknown entries or values out of range, before anything uses it.
+Nothing is ever unpickled.
 
     client                                          service
-    OPEN    model, prompts, threads, token, JSON    OPENED    what the scorer is, JSON
-    NOTES   an environment's name, JSON             NOTED     what its user should be told, JSON
-    ATTACH  shape of frames, slots, JSON;           ATTACHED
-            on one machine with the descriptor
-            of the memory they lie in
-    SCORE   slot and count; without memory          SCORES    rows and columns, then float32
-            count, then the frames themselves       WAIT      not yet, but all is well
-                                                    ERROR     kind, message and details, JSON
+    Open         model, prompts, threads, token     Opened    what the scorer is
+    AskNotes     an environment's name              Noted     what its user should be told
+    Attach       the layout of frames; on one       Attached
+                 machine with the descriptor of
+                 the memory they lie in
+    Score        a slot of that memory              Scored    similarities
+    ScoreFrames  the frames, without memory         Wait      not yet, but all is well
+                                                    Error     why not
 """
 
 from __future__ import annotations
 
-import hmac
-import json
+import dataclasses
 import math
 import os
 import socket
 import struct
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from enum import IntEnum
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.api import Similarities
-from vlmsafe.signals.service.spec import ModelSpec, WrongToken
+from vlmsafe.signals.scorers.api import Inputs, ScorerFailure, Similarities
+from vlmsafe.signals.service.spec import ModelSpec, NotShared, ServiceStopped, WrongToken
 
-VERSION = 2
-HEADER = struct.Struct("<4sBBHII")  # mark, version, kind, zero, number of the request, length of the body
+VERSION = 3
+HEADER = struct.Struct("<4sB3xI")  # mark, version, length of the body
 _MARK = b"VLMS"
-_PLACE = struct.Struct("<II")  # slot and count, rows and columns
-_COUNT = struct.Struct("<I")
 
 # Constants for shared memory on Linux; Python's fcntl has them from version 3.13 on.
 F_ADD_SEALS, F_GET_SEALS, F_SEAL_SHRINK, F_SEAL_GROW = 1033, 1034, 2, 4
 
-JSON_LIMIT = 256 * 1024
+BODY_LIMIT = 256 * 1024
+"""The longest body without frames."""
 FRAME_LIMIT = 64 * 1024**2
 BLOCK_LIMIT = 512 * 1024**2
 MEMORY_LIMIT = 4 * 1024**3
-_FRAMES_LIMIT, _SLOTS_LIMIT, _SIDE_LIMIT, _CHANNEL_LIMIT, _THREADS_LIMIT = 4096, 64, 8192, 48, 4096
+_BATCH_LIMIT = 4096
+_CHANNEL_LIMIT = 48
+_TEXT_LIMIT, _DETAILS_LIMIT = 4_000, 20_000  # characters of an error
 
-
-class Kind(IntEnum):
-    OPEN, NOTES, ATTACH, SCORE = 1, 2, 3, 4
-    OPENED, NOTED, ATTACHED, SCORES, WAIT, ERROR = 17, 18, 19, 20, 21, 22
+T = TypeVar("T")
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Side = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+Frames = Annotated[int, msgspec.Meta(ge=1, le=_BATCH_LIMIT)]
 
 
 class Malformed(VlmsafeError):
     """A message that breaks the protocol or exceeds its limits."""
 
 
-@dataclass(frozen=True)
-class Message:
-    kind: Kind
-    number: int
-    body: bytearray
-    fd: int | None = None
-    """A descriptor that came with the message; the receiver closes it."""
-
-
-@dataclass(frozen=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a client's frames are stored in memory: in slots, each with a block of frames."""
 
-    shape: tuple[int, int, int]
-    block: int
-    slots: int
+    shape: tuple[Side, Side, Side]
+    block: Frames
+    slots: Annotated[int, msgspec.Meta(ge=1, le=64)]
+
+    def __post_init__(self) -> None:
+        if self.shape[2] % 3 or self.shape[2] > _CHANNEL_LIMIT:
+            raise ValueError(
+                f"a frame has three channels, or a multiple of it up to {_CHANNEL_LIMIT}, not {self.shape[2]}"
+            )
+        if self.frame_bytes > FRAME_LIMIT or self.block_bytes > BLOCK_LIMIT or self.size > MEMORY_LIMIT:
+            raise ValueError(f"{self.size} bytes of frames are too many; take smaller frames, blocks or fewer slots")
 
     @property
     def frame_bytes(self) -> int:
@@ -89,55 +88,214 @@ class Layout:
         return self.slots * self.block_bytes
 
 
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag=True):
+    """What all messages have. The name of the struct travels as `kind`."""
+
+    number: Number = 0
+    """Of the question, which its answer repeats."""
+
+
+class Open(Message, frozen=True):
+    spec: dict[str, Any]
+    """The entries of a `ModelSpec`."""
+    prompts: dict[str, Any] | None
+    """The entries of a `PromptSet`."""
+    threads: Annotated[int, msgspec.Meta(ge=0, le=4096)] = 0
+    token: str = ""
+
+    @classmethod
+    def of(cls, spec: ModelSpec, prompts: PromptSet | None, threads: int = 0, token: str = "") -> Open:
+        texts = None if prompts is None else dataclasses.asdict(prompts)
+        return cls(spec=dataclasses.asdict(spec), prompts=texts, threads=threads, token=token)
+
+    def model(self) -> ModelSpec:
+        spec = _convert(self.spec, ModelSpec)
+        if not 1 <= spec.batch <= _BATCH_LIMIT:
+            raise Malformed(f"a batch has from 1 to {_BATCH_LIMIT} frames, not {spec.batch}")
+        if spec.frames is not None and not 1 <= spec.frames <= _CHANNEL_LIMIT // 3:
+            raise Malformed(f"a stack has from 1 to {_CHANNEL_LIMIT // 3} frames, not {spec.frames}")
+        return spec
+
+    def prompt_set(self) -> PromptSet | None:
+        """InputError for prompts that are well formed but invalid."""
+        return None if self.prompts is None else _convert(self.prompts, PromptSet)
+
+
+class AskNotes(Message, frozen=True):
+    env: str | None
+
+
+class Attach(Message, frozen=True):
+    layout: Layout
+    memory: bool
+    """Whether frames come through memory, whose descriptor is with the message."""
+
+
+class Score(Message, frozen=True):
+    slot: Number
+    count: Frames
+
+
+class ScoreFrames(Message, frozen=True):
+    count: Frames
+    frames: memoryview
+
+    def array(self, layout: Layout) -> Inputs:
+        expected = self.count * layout.frame_bytes
+        if self.count > layout.block or len(self.frames) != expected:
+            raise Malformed(
+                f"{self.count} frames of {list(layout.shape)} are {expected} bytes, and a block has {layout.block}; "
+                f"got {len(self.frames)} bytes"
+            )
+        return np.frombuffer(self.frames, np.uint8).reshape(self.count, *layout.shape)
+
+
+class Opened(Message, frozen=True):
+    """The attributes of a scorer that its client needs."""
+
+    rules: tuple[str, ...]
+    bounds: tuple[float, float]
+    gate: str
+    frames: int
+    frame_distance: int
+    groups: tuple[int, int]
+    description: dict[str, Any]
+    source: dict[str, Any] | None
+
+
+class Noted(Message, frozen=True):
+    notes: list[str]
+
+
+class Attached(Message, frozen=True):
+    pass
+
+
+class Scored(Message, frozen=True):
+    rows: Number
+    columns: Number
+    similarities: memoryview
+    """As float32, row after row."""
+
+    @classmethod
+    def of(cls, found: Similarities, number: int) -> Scored:
+        rows, columns = found.shape
+        numbers = np.ascontiguousarray(found, np.float32)
+        return cls(number=number, rows=rows, columns=columns, similarities=memoryview(numbers.tobytes()))
+
+    def array(self) -> Similarities:
+        if len(self.similarities) != 4 * self.rows * self.columns:
+            raise Malformed(f"{self.rows} x {self.columns} similarities came in {len(self.similarities)} bytes")
+        return np.frombuffer(self.similarities, np.float32).reshape(self.rows, self.columns)
+
+
+class Wait(Message, frozen=True):
+    pass
+
+
+class Reason(Enum):
+    """Why a service refuses a message. The order matters: an error has the first reason whose class it is of."""
+
+    AGAIN = ServiceStopped
+    PRIVATE = NotShared
+    TOKEN = WrongToken
+    MALFORMED = Malformed
+    INPUT = InputError
+    FAILURE = ScorerFailure
+
+
+class Error(Message, frozen=True):
+    reason: str
+    """The name of a `Reason`."""
+    text: str
+    details: str = ""
+
+    @classmethod
+    def of(cls, error: VlmsafeError, number: int) -> Error:
+        reason = next((one for one in Reason if isinstance(error, one.value)), Reason.FAILURE)
+        details = getattr(error, "details", "")[-_DETAILS_LIMIT:]
+        return cls(number=number, reason=reason.name, text=str(error)[:_TEXT_LIMIT], details=details)
+
+
+REQUESTS = msgspec.msgpack.Decoder(Open | AskNotes | Attach | Score | ScoreFrames)
+"""Reads what a client may send."""
+ANSWERS = msgspec.msgpack.Decoder(Opened | Noted | Attached | Scored | Wait | Error)
+"""Reads what a service may send."""
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def _convert(content: dict[str, Any], kind: type[T]) -> T:
+    """A dataclass with these entries. msgspec would ignore unknown ones, which a newer client may rely on."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    if unknown := [str(name)[:40] for name in content if name not in names]:
+        raise Malformed(f"a {kind.__name__} has {', '.join(names)}, and not {', '.join(unknown[:5])}")
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        raise Malformed(f"this is not a {kind.__name__}: {error}") from None
+
+
+def encode(message: Message) -> bytearray:
+    """A message as it is sent, with its header."""
+    whole = bytearray(HEADER.size)
+    _ENCODER.encode_into(message, whole, HEADER.size)
+    HEADER.pack_into(whole, 0, _MARK, VERSION, len(whole) - HEADER.size)
+    return whole
+
+
+def decode(body: bytes | bytearray, reads: msgspec.msgpack.Decoder[Any]) -> Message:
+    try:
+        message: Message = reads.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Malformed(f"this is no message that is expected here: {error or type(error).__name__}") from None
+    return message
+
+
+@dataclass(frozen=True)
+class Received:
+    message: Message
+    fd: int | None = None
+    """A descriptor that came with the message; the receiver closes it."""
+
+
 class Channel:
     """One end of a connection. One thread may receive while another sends."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, reads: msgspec.msgpack.Decoder[Any] = ANSWERS) -> None:
         self.socket = connection
         self.local = connection.family == socket.AF_UNIX
-        self.body_limit = JSON_LIMIT
+        self.body_limit = BODY_LIMIT
         """The longest body that is accepted now."""
+        self._reads = reads
 
-    def send(self, kind: Kind, number: int, *parts: Any, fd: int | None = None) -> None:
-        """Send a message; its body is the given bytes, one after another."""
-        views = [memoryview(part).cast("B") for part in parts]
-        length = sum(len(view) for view in views)
-        header = HEADER.pack(_MARK, VERSION, kind, 0, number, length)
+    def send(self, message: Message, fd: int | None = None) -> None:
+        whole = memoryview(encode(message))
         if fd is not None:
-            socket.send_fds(self.socket, [header], [fd])
-        elif length <= JSON_LIMIT:
-            self.socket.sendall(b"".join([header, *views]))
-            return
-        else:
-            self.socket.sendall(header)
-        for view in views:
-            self.socket.sendall(view)
+            socket.send_fds(self.socket, [whole[: HEADER.size]], [fd])
+            whole = whole[HEADER.size :]
+        self.socket.sendall(whole)
 
-    def send_json(self, kind: Kind, number: int, content: Any, fd: int | None = None) -> None:
-        self.send(kind, number, json.dumps(content).encode(), fd=fd)
-
-    def receive(self) -> Message:
+    def receive(self) -> Received:
         """The next message; ConnectionError if the other end is gone."""
         header, fd = self._header()
         try:
-            mark, version, kind, nothing, number, length = HEADER.unpack(header)
+            mark, version, length = HEADER.unpack(header)
             if mark != _MARK:
                 raise Malformed("this is not a message of a scoring service or its clients")
             if version != VERSION:
                 raise Malformed(f"the other end speaks version {version}, this one {VERSION}; install equal ones")
-            if nothing or kind not in set(Kind):
-                raise Malformed(f"there is no message of the kind {kind}")
             if length > self.body_limit:
                 raise Malformed(f"a message of {length} bytes is too long; at most {self.body_limit} are taken here")
-            if fd is not None and kind != Kind.ATTACH:
-                raise Malformed("a descriptor came with a message that takes none")
             body = bytearray(length)
             self._fill(memoryview(body))
+            message = decode(body, self._reads)
+            if fd is not None and not isinstance(message, Attach):
+                raise Malformed("a descriptor came with a message that takes none")
         except BaseException:
             if fd is not None:
                 os.close(fd)
             raise
-        return Message(Kind(kind), number, body, fd)
+        return Received(message, fd)
 
     def _header(self) -> tuple[bytearray, int | None]:
         header = bytearray(HEADER.size)
@@ -164,146 +322,3 @@ class Channel:
             if not count:
                 raise ConnectionResetError("the other end has closed the connection")
             view = view[count:]
-
-
-# What bodies hold.
-
-
-def fields(body: bytearray, kinds: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a JSON body, which must have exactly these keys and types."""
-    try:
-        content = json.loads(body.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"a body is not JSON: {type(error).__name__}") from None
-    if not isinstance(content, dict) or set(content) != set(kinds):
-        came = ", ".join(sorted(map(str, content)))[:200] if isinstance(content, dict) else type(content).__name__
-        raise Malformed(f"expected the keys {', '.join(kinds)}, got {came or 'none'}")
-    for name, kind in kinds.items():
-        # To Python, True is a number; here it is not.
-        if not isinstance(content[name], kind) or (isinstance(content[name], bool) and kind is not bool):
-            raise Malformed(f"'{name}' has the wrong type {type(content[name]).__name__}")
-    return content
-
-
-def open_body(spec: ModelSpec, prompts: PromptSet | None, threads: int = 0, token: str = "") -> dict[str, Any]:
-    texts = None if prompts is None else prompts.to_dict()
-    return asdict(spec) | {"prompts": texts, "threads": threads, "token": token}
-
-
-def read_open(body: bytearray, token: str = "") -> tuple[ModelSpec, PromptSet | None, int]:
-    """Model, prompts and the number of the client's threads; InputError for invalid prompts.
-
-    WrongToken if the client does not have the token, where one is asked for.
-    """
-    kinds = {"scorer": str, "device": str, "precision": str, "compile": bool, "batch": int, "frames": int | None}
-    content = fields(body, kinds | {"prompts": dict | None, "threads": int, "token": str})
-    shown = content.pop("token")
-    if token and not hmac.compare_digest(shown.encode(), token.encode()):
-        raise WrongToken("the token is another one, or there is none")
-    prompts, threads = content.pop("prompts"), content.pop("threads")
-    if not 0 <= threads <= _THREADS_LIMIT:
-        raise Malformed(f"a client has from 0 to {_THREADS_LIMIT} threads, not {threads}")
-    if content["precision"] not in ("float32", "bfloat16") or not 1 <= content["batch"] <= _FRAMES_LIMIT:
-        raise Malformed("a precision is float32 or bfloat16, and a batch has from 1 to 4096 frames")
-    if content["frames"] is not None and not 1 <= content["frames"] <= _CHANNEL_LIMIT // 3:
-        raise Malformed(f"a stack has from 1 to {_CHANNEL_LIMIT // 3} frames, not {content['frames']}")
-    return ModelSpec(**content), None if prompts is None else _prompts(prompts), threads
-
-
-def _prompts(content: dict[str, Any]) -> PromptSet:
-    descriptions = content.get("descriptions", {})
-    texts = [content.get("positive"), content.get("negative")]
-    if set(content) - {"descriptions"} != {"positive", "negative"} or not isinstance(descriptions, dict):
-        raise Malformed("prompts have the keys positive, negative and descriptions")
-    if not set(descriptions) <= {"positive", "negative"}:
-        raise Malformed("descriptions have the keys positive and negative")
-    for group in (*texts, list(descriptions.values())):
-        if not isinstance(group, list) or not all(isinstance(text, str) for text in group):
-            raise Malformed("prompts are lists of texts")
-    return PromptSet(
-        tuple(content["positive"]),
-        tuple(content["negative"]),
-        positive_description=descriptions.get("positive", ""),
-        negative_description=descriptions.get("negative", ""),
-    )
-
-
-def attach_body(layout: Layout, memory: bool) -> dict[str, Any]:
-    return asdict(layout) | {"dtype": "uint8", "memory": memory}
-
-
-def read_attach(body: bytearray) -> tuple[Layout, bool]:
-    """The layout of frames, and whether they come through shared memory."""
-    content = fields(body, {"shape": list, "block": int, "slots": int, "dtype": str, "memory": bool})
-    shape = content["shape"]
-    if content["dtype"] != "uint8":
-        raise Malformed(f"frames are uint8, not {content['dtype'][:40]!r}")
-    if len(shape) != 3 or not all(isinstance(side, int) and 1 <= side <= _SIDE_LIMIT for side in shape):
-        raise Malformed(f"a frame is [height, width, channels], each from 1 to {_SIDE_LIMIT}, not {str(shape)[:80]}")
-    if shape[2] % 3 or shape[2] > _CHANNEL_LIMIT:
-        raise Malformed(f"a frame has three channels, or a multiple of it up to {_CHANNEL_LIMIT}, not {shape[2]}")
-    if not 1 <= content["block"] <= _FRAMES_LIMIT or not 1 <= content["slots"] <= _SLOTS_LIMIT:
-        raise Malformed(f"a block has from 1 to {_FRAMES_LIMIT} frames, and there are from 1 to {_SLOTS_LIMIT} slots")
-    layout = Layout((shape[0], shape[1], shape[2]), content["block"], content["slots"])
-    if layout.frame_bytes > FRAME_LIMIT or layout.block_bytes > BLOCK_LIMIT or layout.size > MEMORY_LIMIT:
-        raise Malformed(f"{layout.size} bytes of frames are too many; take smaller frames, blocks or fewer slots")
-    return layout, content["memory"]
-
-
-def slot_body(slot: int, count: int) -> bytes:
-    return _PLACE.pack(slot, count)
-
-
-def count_body(count: int) -> bytes:
-    return _COUNT.pack(count)
-
-
-def read_slot(body: bytearray, layout: Layout) -> tuple[int, int]:
-    """The slot of the memory to score, and the number of its frames."""
-    if len(body) != _PLACE.size:
-        raise Malformed(f"expected {_PLACE.size} bytes that name a slot, got {len(body)}")
-    slot, count = _PLACE.unpack(body)
-    if slot >= layout.slots or not 1 <= count <= layout.block:
-        raise Malformed(f"there is no slot {slot} with {count} frames; {layout.slots} hold {layout.block} each")
-    return slot, count
-
-
-def read_frames(body: bytearray, layout: Layout) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The frames in a body."""
-    if len(body) < _COUNT.size:
-        raise Malformed(f"expected a number of frames and then the frames, got {len(body)} bytes")
-    (count,) = _COUNT.unpack_from(body)
-    expected = _COUNT.size + count * layout.frame_bytes
-    if not 1 <= count <= layout.block or len(body) != expected:
-        raise Malformed(f"{count} frames of {list(layout.shape)} are {expected} bytes, got {len(body)}")
-    return np.frombuffer(body, np.uint8, offset=_COUNT.size).reshape(count, *layout.shape)
-
-
-def frames_limit(layout: Layout) -> int:
-    """The longest body with frames in it."""
-    return _COUNT.size + layout.block_bytes
-
-
-def scores_parts(found: Similarities) -> tuple[bytes, Any]:
-    return _PLACE.pack(*found.shape), np.ascontiguousarray(found, np.float32)
-
-
-def read_scores(body: bytearray) -> Similarities:
-    rows, columns = _PLACE.unpack_from(body) if len(body) >= _PLACE.size else (0, 0)
-    if len(body) != _PLACE.size + 4 * rows * columns:
-        raise Malformed(f"{rows} x {columns} similarities came in {len(body)} bytes")
-    return np.frombuffer(body, np.float32, offset=_PLACE.size).reshape(rows, columns)
-
-
-def read_error(body: bytearray) -> tuple[str, str, str]:
-    content = fields(body, {"kind": str, "message": str, "details": str})
-    return content["kind"], content["message"], content["details"]
-
-
-def error_body(kind: str, error: BaseException) -> dict[str, str]:
-    return {"kind": kind, "message": str(error)[:4000], "details": getattr(error, "details", "")[-20_000:]}
-
-
-def kind_of_error(error: BaseException) -> str:
-    """The kind of an error for the client: wrong input, or a scorer that failed."""
-    return "input" if isinstance(error, InputError) else "failure"
