@@ -2,6 +2,7 @@
 
 api.py        `Scorer`, the class to implement, and the checks of what a scorer returns
 registry.py   the kinds of scorers, names such as `clip:<model>`, and `make_scorer`
+loaders.py    how each kind is loaded
 clip.py, qwen2_vl.py, checkpoints/, embedded/, endpoint/, rnd.py, controls.py   the scorers
 cache.py      scores on disk, before a slow or paid scorer; bill.py says what scoring cost
 questions.py  what models that answer yes or no are asked; yes_no.py reads their answers

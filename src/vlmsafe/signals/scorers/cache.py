@@ -41,7 +41,8 @@ from vlmsafe.signals.scorers.api import (
 )
 
 if TYPE_CHECKING:
-    from vlmsafe.signals.scorers.registry import Loading, ScorerName
+    from vlmsafe.signals.scorers.loaders import Loading
+    from vlmsafe.signals.scorers.registry import ScorerName
 
 DEFAULT_MB = 256
 """The bound of the cache where none is set: about two million frames."""

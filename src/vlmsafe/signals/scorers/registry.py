@@ -1,8 +1,8 @@
 """The kinds of scorers: everything the package knows about a kind before a scorer of it is loaded.
 
-To add a kind, write a module with a `Scorer` class, and add one `ScorerKind` to the list below. The rest of the
-package asks the entry and compares no names. A scorer's name is the kind, then a colon and an argument where the kind
-takes one:
+To add a kind, write a module with a `Scorer` class, a function in `loaders`, and one `ScorerKind` in the list below.
+The rest of the package asks the entry and compares no names. A scorer's name is the kind, then a colon and an argument
+where the kind takes one:
 
 embedded                        the small model in the package; embedded:<file> loads one that you trained
 clip:<model id or folder>       any CLIP or SigLIP checkpoint; the default is the paper's ViT-B/32
@@ -24,12 +24,13 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from vlmsafe.errors import InputError, unknown_name
 from vlmsafe.io.source import SourceHash, hash_source
+from vlmsafe.signals.scorers import loaders
 from vlmsafe.signals.scorers.api import (
     ALL_RULES,
     COSINE_RULES,
@@ -41,32 +42,10 @@ from vlmsafe.signals.scorers.api import (
     Scorer,
 )
 from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
+from vlmsafe.signals.scorers.loaders import Loading
 
 if TYPE_CHECKING:  # settings are read without prompts, which need YAML
     from vlmsafe.signals.prompts import PromptSet
-
-
-@dataclass(frozen=True)
-class Loading:
-    """What a kind's loader may use; each takes what concerns it."""
-
-    argument: str
-    prompts: PromptSet
-    device: str
-    precision: Precision
-    compile: bool
-    batch: int
-    observation: int
-    seed: tuple[int, ...]
-    frames: int = 1
-    """Frames in a stack, for kinds that take any number."""
-    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
-    give_up: Callable[[], bool] = lambda: False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What every model of frames takes."""
-        return {"device": self.device, "precision": self.precision, "batch": self.batch}
 
 
 @dataclass(frozen=True)
@@ -185,110 +164,6 @@ class ScorerName:
         return path.name
 
 
-def _embedded(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
-
-    return EmbeddedScorer.load(loading.argument, loading.prompts, **loading.options)
-
-
-def _clip(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.clip import ClipScorer
-
-    return ClipScorer.load(loading.argument, loading.prompts, compile=loading.compile, **loading.options)
-
-
-def _qwen2_vl(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
-
-    return Qwen2VLScorer.load(loading.argument, loading.prompts, frames=loading.frames, **loading.options)
-
-
-def _transformers(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.checkpoints.load import load
-
-    return load(loading.argument, loading.prompts, frames=loading.frames, **loading.options)
-
-
-def _openai(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.endpoint.scorer import EndpointScorer
-
-    return EndpointScorer.load(
-        loading.argument, loading.prompts, loading.endpoint, frames=loading.frames, give_up=loading.give_up
-    )
-
-
-def _rnd(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.rnd import RndScorer
-
-    return RndScorer(loading.observation, loading.seed)
-
-
-def _constant(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.controls import ConstantScorer
-
-    return ConstantScorer.parse(loading.argument)
-
-
-def _noise(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.controls import NoiseScorer
-
-    return NoiseScorer()
-
-
-def _oracle(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.controls import OracleScorer
-
-    return OracleScorer()
-
-
-def _look_up_clip(loading: Loading) -> None:
-    from vlmsafe.signals.scorers.clip import look_up
-
-    look_up(loading.argument, loading.prompts)
-
-
-def _look_up_qwen2_vl(loading: Loading) -> None:
-    from vlmsafe.signals.scorers.qwen2_vl import look_up
-
-    look_up(loading.argument, loading.prompts)
-
-
-def _look_up_transformers(loading: Loading) -> type[Scorer]:
-    from vlmsafe.signals.scorers.checkpoints.load import look_up
-
-    return look_up(loading.argument, loading.prompts, loading.frames)
-
-
-def _narrow_transformers(argument: str) -> dict[str, Any] | None:
-    from vlmsafe.signals.scorers.checkpoints.names import known_traits
-
-    return known_traits(argument)
-
-
-def _fetch_transformers(argument: str) -> None:
-    from vlmsafe.signals.scorers.checkpoints.load import fetch
-
-    fetch(argument)
-
-
-def _look_up_openai(loading: Loading) -> None:
-    from vlmsafe.signals.scorers.endpoint.scorer import look_up
-
-    look_up(loading.argument, loading.prompts, loading.endpoint)
-
-
-def _look_up_python(loading: Loading) -> type[Scorer] | None:
-    from vlmsafe.signals.scorers.user_code import look_up
-
-    return look_up(loading.argument)
-
-
-def _python(loading: Loading) -> Scorer:
-    from vlmsafe.signals.scorers.user_code import make
-
-    return make(loading.argument, loading.prompts)
-
-
 def scorer_source(scorer: str) -> SourceHash | None:
     """The present source of a scorer of the user's, see `vlmsafe.io.source`; None for those of this package."""
     if not kind_of(scorer).user_code:
@@ -301,7 +176,7 @@ KINDS = {
     for kind in (
         ScorerKind(
             "embedded",
-            _embedded,
+            loaders.load_embedded,
             argument="<file>",
             default="",
             path="file",
@@ -314,8 +189,8 @@ KINDS = {
         ),
         ScorerKind(
             "clip",
-            _clip,
-            look_up=_look_up_clip,
+            loaders.load_clip,
+            look_up=loaders.look_up_clip,
             argument="<model id or folder>",
             default="openai/clip-vit-base-patch32",
             path="folder",
@@ -332,8 +207,8 @@ KINDS = {
         ),
         ScorerKind(
             "qwen2-vl",
-            _qwen2_vl,
-            look_up=_look_up_qwen2_vl,
+            loaders.load_qwen2_vl,
+            look_up=loaders.look_up_qwen2_vl,
             argument="<model id or folder>",
             default="Qwen/Qwen2-VL-7B-Instruct",
             path="folder",
@@ -351,10 +226,10 @@ KINDS = {
         ),
         ScorerKind(
             "transformers",
-            _transformers,
-            look_up=_look_up_transformers,
-            narrow=_narrow_transformers,
-            fetch=_fetch_transformers,
+            loaders.load_transformers,
+            look_up=loaders.look_up_transformers,
+            narrow=loaders.narrow_transformers,
+            fetch=loaders.fetch_transformers,
             settled=False,
             argument="<model id or folder>[@revision]",
             path="folder",
@@ -367,8 +242,8 @@ KINDS = {
         ),
         ScorerKind(
             "openai",
-            _openai,
-            look_up=_look_up_openai,
+            loaders.load_openai,
+            look_up=loaders.look_up_openai,
             argument="<model>@<url>",
             looks_at="frame",
             compares="descriptions",
@@ -378,14 +253,14 @@ KINDS = {
             precision="bfloat16",  # what servers compute in; answers to one picture may differ as much
             cached=True,
         ),
-        ScorerKind("rnd", _rnd, looks_at="observation", rules=("novelty",), learns=True),
-        ScorerKind("constant", _constant, argument="<value>", looks_at="nothing", rules=ALL_RULES),
-        ScorerKind("noise", _noise, looks_at="noise", rules=ALL_RULES),
-        ScorerKind("oracle", _oracle, looks_at="hazard", rules=ALL_RULES),
+        ScorerKind("rnd", loaders.load_rnd, looks_at="observation", rules=("novelty",), learns=True),
+        ScorerKind("constant", loaders.load_constant, argument="<value>", looks_at="nothing", rules=ALL_RULES),
+        ScorerKind("noise", loaders.load_noise, looks_at="noise", rules=ALL_RULES),
+        ScorerKind("oracle", loaders.load_oracle, looks_at="hazard", rules=ALL_RULES),
         ScorerKind(
             "python",
-            _python,
-            look_up=_look_up_python,
+            loaders.load_python,
+            look_up=loaders.look_up_python,
             argument="<module>:<name>",
             compares="unknown",
             shared=True,
