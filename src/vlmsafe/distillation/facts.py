@@ -63,7 +63,7 @@ def soon(event: NDArray[np.bool_], step_seconds: float, complete: bool) -> Float
     The seconds after the end of the recording are unknown, unless the recording is `complete`: then the episode ended
     there and no further event came.
 
-    >>> soon(np.array([False, False, True, False]), 1.5, complete=True).tolist()
+    >>> soon(np.array([False, False, True, False]), 1.5, complete=True).round(3).tolist()
     [0.5, 1.0, 1.0, 0.0]
     """
     steps = np.arange(len(event))

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import yaml
 
+from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer, split
 
+_TRIES = 1000  # after which a wording is taken to be impossible
 _CHOICE = re.compile(r"\{([^{}]*)\}")
 _PART = re.compile(r"<(\w+)>")
 _DENIALS = frozenset({"cannot", "hardly", "nor", "not", "no", "nothing", "never", "none", "nowhere", "or", "without"})
@@ -125,13 +127,21 @@ def reserved() -> frozenset[str]:
 
 
 def _draw(choices: tuple[str, ...], rng: np.random.Generator) -> str:
-    while True:
+    for _ in range(_TRIES):
         text = choices[int(rng.integers(len(choices)))]
         while _CHOICE.search(text):
             text = _CHOICE.sub(lambda found: str(rng.choice(found[1].split("|"))), text)
         text = " ".join(text.split())
         if allowed(text):
             return text
+    raise _no_caption(choices[0])
+
+
+def _no_caption(about: str) -> InputError:
+    return InputError(
+        f"no caption can be made of '{about}': every wording of it contains a prompt or a held-out sentence, or cannot "
+        "be denied; add other wordings"
+    )
 
 
 def allowed(text: str) -> bool:
@@ -168,7 +178,7 @@ def caption(fact: str, rng: np.random.Generator, *, deny: bool = False) -> str:
     """One wording of a fact, or of its contrary."""
     if not deny:
         return _draw(templates(fact), rng)
-    while True:
+    for _ in range(_TRIES):
         if rng.random() < 0.2:
             text = f"{_NOT_TRUE[int(rng.integers(len(_NOT_TRUE)))]} {_draw(templates(fact), rng)}"
             wording = text if _DENIALS.isdisjoint(text.split()[4:]) else None
@@ -177,6 +187,7 @@ def caption(fact: str, rng: np.random.Generator, *, deny: bool = False) -> str:
             wording = (found := denied(predicate)) and f"{subject} {found}"
         if wording is not None and allowed(wording):
             return wording
+    raise _no_caption(fact)
 
 
 def joined_caption(facts: tuple[str, str], rng: np.random.Generator) -> str:
@@ -191,7 +202,7 @@ def joint_caption(
 
     Either may be denied. A denied second part may be shortened, as in "turns and not in line with the lane".
     """
-    while True:
+    for _ in range(_TRIES):
         begin = caption(first, rng, deny=deny[0])
         if not deny[1]:
             rest: str | None = _draw(predicates(second) if rng.random() < 0.7 else templates(second), rng)
@@ -202,6 +213,7 @@ def joint_caption(
         text = f"{begin} {word} {rest}"
         if rest is not None and allowed(text):
             return text
+    raise _no_caption(f"{first} {word} {second}")
 
 
 def _deniable(fact: str) -> bool:

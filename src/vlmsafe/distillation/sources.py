@@ -39,7 +39,8 @@ class Source:
         """The beginning of the names of its recordings."""
         repeat = f"-repeat-{self.spec.repeat}" if self.spec.repeat > 1 else ""
         changes = f"-changes-{self.spec.changes}" if self.spec.changes else ""
-        return f"{file_name(world_name(self.spec.name))}{repeat}{changes}"
+        indicators = "-indicators" if self.spec.indicators else ""
+        return f"{file_name(world_name(self.spec.name))}{repeat}{changes}{indicators}"
 
     def identity(self) -> dict[str, Any]:
         """Everything of it that recorded frames depend on, as plain values."""

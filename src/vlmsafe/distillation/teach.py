@@ -27,7 +27,7 @@ from vlmsafe.distillation.stacks import RecordedFrames, distance_of
 from vlmsafe.envs.api import no_hazard
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import make_directory
-from vlmsafe.io.files import write_atomically
+from vlmsafe.io.files import files_digest, write_atomically
 from vlmsafe.signals.frame_stack import STEPS_APART
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Inputs, Scorer, check_scorer, score_named
@@ -106,7 +106,7 @@ class Teacher:
         kept: dict[str, Any] = {name: about[name] for name in ("revision", "precision") if name in about}
         source = None if self.scorer.source is None else self.scorer.source.digest
         named = parse_scorer(self.name)
-        files = _stamp(Path(named.absolute.argument)) if named.kind.path and named.argument else None
+        files = files_digest(Path(named.absolute.argument)) if named.kind.path and named.argument else None
         return {"teacher": self.name, **kept, "source": source, "files": files, "prompts": self.prompts.to_dict()}
 
     def score(self, recording: RecordedFrames) -> Float32:
@@ -125,13 +125,6 @@ class Teacher:
 
     def _similarities(self, inputs: Inputs) -> Float32:
         return to_cosines(score_named(self.scorer, self.name, inputs), self.scorer.bounds)
-
-
-def _stamp(place: Path) -> str | None:
-    """Names, sizes and times of the files of a model on disk; None for one that has a revision instead."""
-    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
-    found = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
-    return digest_of(found) if found else None
 
 
 def to_cosines(values: NDArray[Any], bounds: tuple[float, float]) -> Float32:

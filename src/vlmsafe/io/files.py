@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,13 @@ from vlmsafe.io.disk import disk_errors, sync_directory
 from vlmsafe.io.locks import check_held
 
 _BLOCK = 1 << 16  # bytes
+
+
+def files_digest(place: Path) -> str | None:
+    """A digest of the names, sizes and times of a file, or of all files of a folder; None if there is none."""
+    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
+    found = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.is_file()]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if found else None
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vlmsafe.errors import InputError, RunError
+from vlmsafe.io.files import files_digest
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers import cache as cache_module
 from vlmsafe.signals.scorers.api import Scorer, check_scorer
@@ -218,3 +219,25 @@ def test_any_scorer_of_frames_may_have_a_cache_and_fast_ones_have_none_by_defaul
         assert scorer.bill()["cached"] == expected
     assert make_scorer("constant:0.5", None, cache=str(tmp_path / "none")).bill() == {}
     assert [path.name for path in tmp_path.iterdir() if "scores" not in path.name] == []
+
+
+def test_a_second_cache_in_a_process_keeps_the_locks_of_the_first(tmp_path):
+    path = tmp_path / "c"
+    first, second = ScoreCache(path), ScoreCache(path)
+    first.add(dict([entry(1)]))
+    second.add(dict([entry(2)]))
+    other = "import sys; from pathlib import Path; from vlmsafe.signals.scorers.cache import ScoreCache\n"
+    other += "cache = ScoreCache(Path(sys.argv[1])); assert len(cache) == 2; cache.close()"
+    subprocess.run([sys.executable, "-c", other, str(path)], check=True)
+    assert (tmp_path / "c-wal").exists(), "the last one to close it would remove it"
+    assert len(first) == len(second) == 2
+
+
+def test_changed_files_of_a_model_have_another_digest(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"1")
+    before = files_digest(tmp_path / "model")
+    assert before == files_digest(tmp_path / "model")
+    (tmp_path / "model" / "weights").write_bytes(b"22")
+    assert files_digest(tmp_path / "model") not in (before, None)
+    assert files_digest(tmp_path / "none") is None

@@ -13,6 +13,7 @@ import pytest
 import torch
 from small_embedded import save_small_embedded
 from small_models import PROMPTS, save_small_clip
+from waiting import wait_until
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
@@ -451,13 +452,6 @@ def test_one_clients_prompts_do_not_keep_the_model_from_another():
 def test_scorers_that_look_at_no_frames_are_not_shared(name):
     with pytest.raises(NotShared, match="does not look at frames"):
         Engine().open(ModelSpec(name, device="cpu"), None)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 # On a GPU

@@ -1,13 +1,12 @@
 """Idle models leave memory: after a while, or at once where memory is bounded, the least recently used one first."""
 
 import threading
-import time
 import weakref
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from frame_scorer import FrameScorer
+from waiting import wait_until
 
 from vlmsafe.cli import main
 from vlmsafe.errors import RunError
@@ -62,13 +61,6 @@ def shelf():
     yield make
     for one in shelves:
         one.engine.stop()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def evictions(engine: Engine) -> dict[str, int]:

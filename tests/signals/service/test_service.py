@@ -24,6 +24,7 @@ from frame_scorer import FrameScorer
 from small_embedded import save_small_embedded
 from small_models import PROMPTS, save_small_clip
 from small_qwen import save_small_qwen
+from waiting import wait_until
 
 from vlmsafe.cli import main
 from vlmsafe.errors import InputError, RunError, VlmsafeError
@@ -120,13 +121,6 @@ class Patient(Scorer):
         assert self.go.wait(600.0)
         self.seen += len(inputs)
         return (inputs[:, 0, 0, :2] / 255.0).astype(np.float32)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("kind", ["clip", "embedded"])

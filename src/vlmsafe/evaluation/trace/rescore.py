@@ -123,9 +123,7 @@ def rescore_sets(
         scorer = make_scorer(
             name, PromptSet(texts[:1], texts[1:]), device=device, batch=batch, frames=frames, frame_distance=distance
         )
-        for note in scorer.notes(env):
-            on_note(note)
-        found = _all(pictures, scorer, name, batch, on_frames)
+        found = _noted(pictures, scorer, name, batch, env, on_frames, on_note)
         return {
             label: Rescored(
                 found[:, [places[_key(text)][1] for text in one.texts]],
@@ -139,11 +137,27 @@ def rescore_sets(
     results: dict[str, Rescored] = {}
     for label, one in sets.items():
         scorer = make_scorer(name, one, device=device, batch=batch, frames=frames, frame_distance=distance)
-        for note in scorer.notes(env):
-            on_note(note)
-        found = _all(pictures, scorer, name, batch, on_frames)
+        found = _noted(pictures, scorer, name, batch, env, on_frames, on_note)
         results[label] = Rescored(found, scorer.groups, scorer.bounds, _asked(name, scorer, one), scorer.gate)
     return results
+
+
+def _noted(
+    pictures: Sequence[pl.DataFrame],
+    scorer: Scorer,
+    name: ScorerName,
+    batch: int,
+    env: str | None,
+    on_frames: Callable[[int], None],
+    on_note: Callable[[str], None],
+) -> Similarities:
+    """The similarities of all frames, after the scorer's warnings; the scorer is closed."""
+    try:
+        for note in scorer.notes(env):
+            on_note(note)
+        return _all(pictures, scorer, name, batch, on_frames)
+    finally:
+        scorer.close()
 
 
 def _all(

@@ -11,6 +11,7 @@ one that is on record, beyond rounding, scores of the former model are not used.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,7 @@ import numpy as np
 
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.io.disk import make_directory
+from vlmsafe.io.files import files_digest
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import (
     SAME_MODEL,
@@ -147,7 +149,7 @@ class ScoreCache:
         """One thread at a time, with the file open, and errors as one line."""
         with self._lock, self._errors():
             if self._open is None:
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+                self._create()
                 self._open = sqlite3.connect(self.path, _BUSY_SECONDS, isolation_level=None, check_same_thread=False)
                 try:
                     self._prepare()
@@ -156,6 +158,16 @@ class ScoreCache:
                     self._open = None
                     raise
             yield
+
+    def _create(self) -> None:
+        """Make the file if it is not there, readable for its user only.
+
+        An existing file must not be opened here: closing it again would drop the locks that SQLite has on it.
+        """
+        with suppress(FileExistsError):
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        if not os.access(self.path, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     @property
     def _file(self) -> sqlite3.Connection:
@@ -349,6 +361,7 @@ def with_cache(scorer: Scorer, name: ScorerName, loading: Loading, cache: str, m
         "frames": scorer.frames,
         "prompts": [prompts.positive_description, prompts.negative_description] if described else prompts.to_dict(),
         "model": lasting(scorer),
+        "files": files_digest(Path(name.absolute.argument)) if name.kind.path and name.argument else None,
         "source": scorer.source.digest if scorer.source is not None else None,
     }
     path = default_path() if cache == "auto" else Path(cache).expanduser()

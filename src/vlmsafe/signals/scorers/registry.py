@@ -158,7 +158,8 @@ class ScorerName:
     @property
     def _model(self) -> str:
         """The name of the model itself, without the organisation or the folders in which it lies."""
-        path = PurePath(self.absolute.argument.partition("@")[0])
+        named = self.absolute.argument
+        path = PurePath(named if os.path.isdir(named) else named.rpartition("@")[0] or named)
         if path.parent.name == "snapshots":  # the cache of the hub: models--<organisation>--<name>/snapshots/<commit>
             return path.parent.parent.name.rpartition("--")[2]
         return path.name

@@ -71,6 +71,7 @@ class Model:
         """Forget the scorers, once all threads have ended."""
         with self._reading:
             self._scorers.clear()
+            self._loading = None  # its result is the first scorer
 
     def _share(self, reading: Reading) -> Scorer | None:
         """A scorer with the model that is in memory; None if there is nothing to share. Equal batches share buffers."""

@@ -77,6 +77,9 @@ class Server:
             accepted.setblocking(True)
             try:
                 self._admit(accepted)
+            except (OSError, RuntimeError) as error:  # no thread can be started, or the client is gone already
+                print(f"cannot serve a client: {error}", file=sys.stderr, flush=True)
+                part(accepted)
             except VlmsafeError as error:
                 threading.Thread(target=self._turn_away, args=(accepted, error), daemon=True).start()
 
@@ -87,7 +90,11 @@ class Server:
                 raise ServiceStopped(f"the service has {self._most} clients already")
             session = Session(accepted, self.engine, self._python, self._token, self._forget)
             self._sessions.add(session)
-        session.start()
+        try:
+            session.start()
+        except BaseException:
+            self._forget(session)
+            raise
 
     def _turn_away(self, connection: socket.socket, error: VlmsafeError) -> None:
         with suppress(OSError):

@@ -96,6 +96,8 @@ class Session:
         self._python, self._token = python, token
         if not self._channel.local:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # A client whose machine is gone would keep its model in memory for ever.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         _limit(connection, socket.SO_SNDTIMEO, _MESSAGE_SECONDS)
         self._stage = Stage.NEW
         self._key: int | None = None

@@ -100,6 +100,8 @@ def settings(**changes: Any) -> Any:
     [
         (LAYER, settings(peft_type="IA3"), "is of the kind IA3; only LORA is supported: merge it with peft"),
         (LAYER, settings(use_dora=True), "is of the kind DORA; only LORA"),
+        (LAYER, settings(init_lora_weights="pissa_niter_4"), "changes more of the model than LORA does: merge it"),
+        (LAYER, settings(layer_replication=[[0, 1]]), "changes more of the model than LORA does: merge it"),
         (LAYER, settings(base_model_name_or_path=""), "names no model"),
         (LAYER, other_weights, "has weights that are not low-rank, such as base_model.model.text_projection.weight"),
         (LAYER, half, "lacks one of the two matrices of"),

@@ -214,7 +214,7 @@ def test_the_token_is_sent_and_shown_nowhere(load, server, monkeypatch):
     server.tell(token="tok-123")
     with pytest.raises(InputError, match=r"wants a token \(401\); set VLMSAFE_OPENAI_TOKEN"):
         load()
-    monkeypatch.setenv("OPENAI_API_KEY", "tok-wrong")
+    monkeypatch.setenv("VLMSAFE_OPENAI_TOKEN", "tok-wrong")
     with pytest.raises(InputError, match=r"refused the token \(401\)") as refused:
         load()
     assert "tok-wrong" not in str(refused.value)

@@ -21,6 +21,9 @@ from vlmsafe.errors import InputError
 
 WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways to start an adapter that change the weights of the model too."""
+_MORE = ("alora_invocation_tokens", "layer_replication", "use_qalora")
 _MERGE = "merge it with peft, and pass the folder of the result"
 
 
@@ -30,6 +33,9 @@ def add_adapter(model: nn.Module, folder: Path) -> None:
     if (kind := settings.get("peft_type")) != "LORA" or settings.get("use_dora"):
         shown = "DORA" if settings.get("use_dora") else kind
         raise InputError(f"the adapter in {folder} is of the kind {shown}; only LORA is supported: {_MERGE}")
+    start = settings.get("init_lora_weights")
+    if (isinstance(start, str) and start.lower().startswith(_CHANGES_BASE)) or any(map(settings.get, _MORE)):
+        raise InputError(f"the adapter in {folder} changes more of the model than LORA does: {_MERGE}")
     require_adapter(folder)
     layers = dict(model.named_modules())
     with torch.no_grad():

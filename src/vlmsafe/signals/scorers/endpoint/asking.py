@@ -105,9 +105,10 @@ class Asker:
                     return self._answered(read_answer(response.body))
                 problem, pause = self._classified(response)
             except WrongAnswer as error:
-                problem, wrong = f"it answered with {error}", wrong + 1
+                said, wrong = self._without_token(str(error)), wrong + 1
+                problem = f"it answered with {said}"
                 if wrong == _WRONG_ANSWERS:
-                    raise self._stop(f"answered {wrong} times in a row with {error}, not with a completion") from None
+                    raise self._stop(f"answered {wrong} times in a row with {said}, not with a completion") from None
             except NoLogprobs:
                 raise Refused(
                     f"the endpoint at {self._where} gives no logprobs for the model '{self.endpoint.model}', so yes "

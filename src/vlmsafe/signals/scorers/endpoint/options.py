@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from vlmsafe.errors import InputError
 
 TOKENS = ("VLMSAFE_OPENAI_TOKEN", "OPENAI_API_KEY")
-"""Environment variables that may hold the token of an endpoint; the first that is set wins."""
+"""Environment variables that may hold the token of an endpoint. The first that is set wins; the second is for https."""
 
 _OWN = frozenset({"model", "messages", "max_tokens", "temperature", "logprobs", "top_logprobs", "stream", "n"})
 
@@ -131,6 +131,17 @@ def parse_url(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
 
 
-def token() -> str:
-    """The token for the endpoint; empty if none is set. It goes into requests and nowhere else."""
-    return next((value for name in TOKENS if (value := os.environ.get(name, "").strip())), "")
+def token(url: str) -> str:
+    """The token for an endpoint; empty if none is set. It goes into requests and nowhere else.
+
+    OPENAI_API_KEY may be set for other programs, so it is never sent unencrypted.
+    """
+    for name in TOKENS if url.startswith("https:") else TOKENS[:1]:
+        if value := os.environ.get(name, "").strip():
+            if not (value.isascii() and value.isprintable()) or " " in value:
+                raise InputError(
+                    f"the token in the environment variable {name} has a space, a line break or a letter that cannot "
+                    "be sent; set it to the token alone"
+                )
+            return value
+    return ""

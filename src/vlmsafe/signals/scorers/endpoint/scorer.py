@@ -58,7 +58,7 @@ class EndpointScorer(Scorer):
         self.frames = frames
         self._endpoint, self._options, self._give_up = endpoint, options, give_up
         self._questions = questions(prompts, "openai", frames)
-        self._asker = Asker(endpoint, options, token())
+        self._asker = Asker(endpoint, options, token(endpoint.url))
         self._pool: ThreadPoolExecutor | None = None
         self._pool_lock = threading.Lock()
         self._scored, self._undecided, self._seconds = 0, 0, 0.0
@@ -125,7 +125,7 @@ class EndpointScorer(Scorer):
         found = []
         if not self._endpoint.is_local:
             found.append(f"frames are sent to {self._endpoint.url}")
-        if token() and not self._endpoint.is_local and not self._endpoint.is_encrypted:
+        if token(self._endpoint.url) and not self._endpoint.is_local and not self._endpoint.is_encrypted:
             found.append(f"the token and the frames are sent to {self._endpoint.url} unencrypted; use https")
         return found
 
@@ -192,7 +192,7 @@ def look_up(argument: str, prompts: PromptSet, options: EndpointOptions | None =
     options = options or EndpointOptions()
     questions(prompts, "openai")
     endpoint = parse_endpoint(argument, options.url)
-    asker = Asker(endpoint, EndpointOptions(timeout=min(options.timeout, _LOOK_SECONDS)), token())
+    asker = Asker(endpoint, EndpointOptions(timeout=min(options.timeout, _LOOK_SECONDS)), token(endpoint.url))
     try:
         listing = asker.look("/models")
         if listing.status in (401, 403):

@@ -7,15 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from frame_scorer import FrameScorer
+from waiting import wait_until
 
 from vlmsafe.cli import main
 from vlmsafe.signals.prompts import PromptSet
@@ -56,13 +55,6 @@ def parsed(text: str) -> dict[str, float]:
     assert text.endswith("\n")
     assert len(set(announced)) == len(announced)
     return found
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 class Slow(FrameScorer):

@@ -67,8 +67,17 @@ def test_options_that_cannot_be_are_refused_when_a_run_is_set_up(option, value, 
 def test_the_token_comes_from_the_environment(monkeypatch):
     for name in TOKENS:
         monkeypatch.delenv(name, raising=False)
-    assert token() == ""
+    assert token("https://a/v1") == ""
     monkeypatch.setenv("OPENAI_API_KEY", "theirs")
-    assert token() == "theirs"
+    assert token("https://a/v1") == "theirs"
+    assert token("http://a/v1") == "", "a key for other programs is not sent unencrypted"
     monkeypatch.setenv("VLMSAFE_OPENAI_TOKEN", "ours\n")
-    assert token() == "ours"
+    assert token("https://a/v1") == token("http://a/v1") == "ours"
+
+
+@pytest.mark.parametrize("value", ["sk-SECRET\norg-1", "sk-SECRET two", "sk-SECRÉT"])
+def test_a_token_that_cannot_be_sent_is_refused_and_not_shown(monkeypatch, value):
+    monkeypatch.setenv("VLMSAFE_OPENAI_TOKEN", value)
+    with pytest.raises(InputError, match="VLMSAFE_OPENAI_TOKEN") as caught:
+        token("http://a/v1")
+    assert "SECR" not in str(caught.value)
