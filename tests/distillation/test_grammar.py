@@ -5,6 +5,7 @@ import pytest
 
 from vlmsafe.distillation import grammar
 from vlmsafe.distillation.facts import FACTS
+from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.embedded.network import Architecture
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer, split
@@ -92,3 +93,9 @@ def test_sentences_of_two_facts_state_known_ones_in_known_words() -> None:
     for pair in grammar.joined():
         assert set(pair) <= set(FACTS)
         assert not any(tokenizer.encode([grammar.joined_caption(pair, rng) for _ in range(50)])[1])
+
+
+def test_a_wording_that_can_never_be_drawn_is_refused_instead_of_drawn_for_ever() -> None:
+    kept = load_prompts("metadrive").texts[0]
+    with pytest.raises(InputError, match="no caption can be made of"):
+        grammar._draw((kept,), np.random.default_rng(0))
