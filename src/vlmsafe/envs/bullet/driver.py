@@ -25,17 +25,20 @@ Array = NDArray[np.float64]
 
 # The car as plans predict it. At full steering it turns on a circle of 2 m at every speed.
 _CURVATURE = 0.48  # 1/m, at steering 1
-_TOP_SPEED = 4.6  # m/s, at throttle 1
-_LAG = 0.95  # seconds in which speed follows the throttle
+_THROTTLE, _AIM = (-2.0, -1.0, 0.0, 1.0, 2.0), (-5.8, -4.8, 0.0, 5.2, 6.4)  # m/s that the car tends to
+_LAG = 1.25  # seconds in which speed follows the throttle
+_GRIP = 3.3  # m/s^2
+_LATERAL = 6.5
 _SCRUB = 0.25  # the share of the speed that steering 1 takes
 
 _STEP = 0.1  # seconds
 _STEPS = (5, 9)  # of the first arc and of the second
-_THROTTLES = ((1.0, 1.0), (0.3, 1.0), (-1.0, 1.0))
+_THROTTLES = ((1.5, 1.5), (0.3, 1.5), (-1.0, 1.5))
 _STEERINGS = 7  # values of each arc's steering
 
 # Where something costs, in seconds of way per second.
-_IN_PUDDLE, _PUDDLE_MARGIN, _PUDDLE_EDGE = 5.8, 0.35, 0.3  # rises over 0.3 m, from 0.35 m before the puddle costs
+_IN_PUDDLE, _PUDDLE_EDGE = 2.0, 0.15  # rises over the last metres before the puddle costs
+_NEAR_PUDDLE, _PUDDLE_MARGIN = 1.0, 0.5
 _AT_BOX, _BOX_MARGIN = 3.0, 1.35  # metres from the middle of the box to that of the car
 _AT_WALL, _WALL_MARGIN = 4.0, 0.9
 _EDGE = 0.3  # metres over which the last two rise to their full value
@@ -45,7 +48,8 @@ _PACE = 3.6  # m/s
 _TURNING = 0.55  # seconds per radian between the car and its way
 _SLOW = 0.25  # seconds per m/s below the usual pace
 _REVERSING = 0.3  # seconds; a car that stops to go the other way often comes back
-_BLUR = 0.1  # seconds; plans that are later than the best by this count e times less
+_ALIKE = (1.0, 1.1)  # throttle and steering that two plans of a kind may differ by
+_BLUR = 0.05  # seconds; plans that are later than the best by this count e times less
 
 _MARGIN = 0.25  # metres kept from where a puddle costs, where a way is chosen
 _BOX_BERTH = 1.3  # the same from the middle of the box, on its whole path
@@ -106,7 +110,11 @@ class ReachDriver:
             last < steps, _STEP * (last + 1), _STEP * steps + self._remaining(points[-1], headings, speeds)
         )
         price += _REVERSING * (self._throttles[:, 0] * (scene.velocity @ scene.forward) < -0.3)
-        weights = np.exp(-(price - price.min()) / _BLUR)
+        best = int(price.argmin())
+        # Plans of another kind than the best do not count: half of "forwards" and half of "backwards" is to stand still.
+        alike = np.abs(self._throttles[:, 0] - self._throttles[best, 0]) < _ALIKE[0]
+        alike &= np.abs(self._steerings[:, 0] - self._steerings[best, 0]) < _ALIKE[1]
+        weights = np.exp(-(price - price[best]) / _BLUR) * alike
         weights /= weights.sum()
         return np.array([weights @ self._throttles[:, 0], weights @ self._steerings[:, 0]])
 
@@ -118,10 +126,11 @@ class ReachDriver:
         moves = []
         for arc, steps in enumerate(_STEPS):
             steering = self._steerings[:, arc]
-            aim = _TOP_SPEED * self._throttles[:, arc] * (1.0 - _SCRUB * np.abs(steering))
+            aim = np.interp(self._throttles[:, arc], _THROTTLE, _AIM) * (1.0 - _SCRUB * np.abs(steering))
             for _ in range(steps):
-                speed = speed + _STEP / _LAG * (aim - speed)
-                turn = _STEP * _CURVATURE * speed * steering
+                speed = speed + _STEP * np.clip((aim - speed) / _LAG, -_GRIP, _GRIP)
+                most = _LATERAL / np.maximum(np.abs(speed), 1.0)
+                turn = _STEP * np.clip(_CURVATURE * speed * steering, -most, most)
                 middle = heading + turn / 2
                 moves.append(_STEP * speed[:, None] * np.stack([np.cos(middle), np.sin(middle)], axis=-1))
                 heading = heading + turn
@@ -132,7 +141,8 @@ class ReachDriver:
         to_puddle = _distances(points[:, :, None] - scene.puddles).min(axis=-1) - PUDDLE_RADIUS - CAR_RADIUS
         to_box = _distances(points - self._box_after(_STEP * np.arange(1.0, len(points) + 1.0))[:, None])
         to_wall = WALLS - np.abs(points).max(axis=-1)
-        dangers: Array = _IN_PUDDLE * np.clip((_PUDDLE_MARGIN - to_puddle) / _PUDDLE_EDGE, 0.0, 1.0)
+        dangers: Array = _IN_PUDDLE * np.clip((_PUDDLE_EDGE - to_puddle) / _PUDDLE_EDGE, 0.0, 1.0)
+        dangers += _NEAR_PUDDLE * np.clip((_PUDDLE_MARGIN - to_puddle) / _PUDDLE_MARGIN, 0.0, 1.0)
         dangers += _AT_BOX * np.clip((_BOX_MARGIN - to_box) / _EDGE, 0.0, 2.0)
         dangers += _AT_WALL * np.clip((_WALL_MARGIN - to_wall) / _EDGE, 0.0, 3.0)
         return dangers
