@@ -33,7 +33,8 @@ _SCRUB = 0.25  # the share of the speed that steering 1 takes
 
 _STEP = 0.1  # seconds
 _STEPS = (5, 9)  # of the first arc and of the second
-_THROTTLES = ((1.5, 1.5), (0.3, 1.5), (-1.0, 1.5))
+_BOUND = 1.5  # the largest throttle and steering where actions are not clipped: it turns on a circle of 1.5 m
+_THROTTLES = ((_BOUND, _BOUND), (0.3, _BOUND), (-1.0, _BOUND))
 _STEERINGS = 7  # values of each arc's steering
 
 # Where something costs, in seconds of way per second.
@@ -48,7 +49,7 @@ _PACE = 3.6  # m/s
 _TURNING = 0.55  # seconds per radian between the car and its way
 _SLOW = 0.25  # seconds per m/s below the usual pace
 _REVERSING = 0.3  # seconds; a car that stops to go the other way often comes back
-_ALIKE = (1.0, 1.1)  # throttle and steering that two plans of a kind may differ by
+_ALIKE = (1.25, 1.1)  # throttle and steering that two plans of a kind may differ by
 _BLUR = 0.05  # seconds; plans that are later than the best by this count e times less
 
 _MARGIN = 0.25  # metres kept from where a puddle costs, where a way is chosen
@@ -87,12 +88,16 @@ def way_map(goal: Array, puddles: Array, orbit: Array) -> Array:
 class ReachDriver:
     """Drives one episode."""
 
-    def __init__(self, orbit: Array, box_after: Callable[[Array], Array], most_steering: float) -> None:
-        """`orbit` is the middle of the box's path; `box_after` gives its position after a number of seconds."""
+    def __init__(self, orbit: Array, box_after: Callable[[Array], Array], clips: bool) -> None:
+        """`orbit` is the middle of the box's path; `box_after` gives its position after a number of seconds.
+
+        Where actions are clipped to [-1, 1], so are plans.
+        """
         self._orbit, self._box_after = orbit, box_after
         self._goal: tuple[float, ...] = ()
-        steerings = np.linspace(-most_steering, most_steering, _STEERINGS).tolist()
-        plans = itertools.product(_THROTTLES, itertools.product(steerings, steerings))
+        bound = 1.0 if clips else _BOUND
+        steerings = np.linspace(-bound, bound, _STEERINGS).tolist()
+        plans = itertools.product(np.clip(_THROTTLES, -bound, bound), itertools.product(steerings, steerings))
         self._throttles, self._steerings = np.moveaxis(np.array(list(plans)), 1, 0)  # [P, 2] each
 
     def act(self, scene: Scene) -> Array:
