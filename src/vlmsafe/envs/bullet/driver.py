@@ -1,10 +1,10 @@
 """A scripted driver: it predicts where some hundred plans lead, and follows the best ones to the goal.
 
-A plan is two arcs, each with its own throttle and steering. The driver predicts each plan for 1.4 s and estimates when
+A plan is two arcs, each with its own throttle and steering. The driver predicts each plan for 1.2 s and estimates when
 the car would reach the goal: by the plan, or by the shortest way from the plan's end. A map holds the length of that
 way from every place, around the puddles and the path of the box. Time in puddles, at the box or at the walls makes a
-plan worse. The answer is a mean over plans, in which nearly the best ones count most: small changes of the scene then
-make small changes of the action, which a clone can learn.
+plan worse. The answer is a mean over plans that begin like the best one, in which nearly the best count most: small
+changes of the scene then make small changes of the action, which a clone can learn.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _LATERAL = 6.5
 _SCRUB = 0.25  # the share of the speed that steering 1 takes
 
 _STEP = 0.1  # seconds
-_STEPS = (5, 9)  # of the first arc and of the second
+_STEPS = (4, 8)  # of the first arc and of the second
 _BOUND = 1.5  # the largest throttle and steering where actions are not clipped: it turns on a circle of 1.5 m
 _THROTTLES = ((_BOUND, _BOUND), (0.3, _BOUND), (-1.0, _BOUND))
+_BACKING = (-1.0, -0.3)  # where actions are clipped; those worlds leave the time to back off from a wall
 _STEERINGS = 7  # values of each arc's steering
 
 # Where something costs, in seconds of way per second.
-_IN_PUDDLE, _PUDDLE_EDGE = 2.0, 0.15  # rises over the last metres before the puddle costs
-_NEAR_PUDDLE, _PUDDLE_MARGIN = 1.0, 0.5
+_IN_PUDDLE, _PUDDLE_EDGE = 4.0, 0.15  # rises over the last 0.15 m before the puddle costs
+_NEAR_PUDDLE, _PUDDLE_MARGIN = 1.5, 0.6  # and this over the last 0.6 m
 _AT_BOX, _BOX_MARGIN = 3.0, 1.35  # metres from the middle of the box to that of the car
 _AT_WALL, _WALL_MARGIN = 4.0, 0.9
 _EDGE = 0.3  # metres over which the last two rise to their full value
@@ -49,6 +50,7 @@ _PACE = 3.6  # m/s
 _TURNING = 0.55  # seconds per radian between the car and its way
 _SLOW = 0.25  # seconds per m/s below the usual pace
 _REVERSING = 0.3  # seconds; a car that stops to go the other way often comes back
+_REVERSING_CLIPPED = 0.5  # the same where actions are clipped
 _ALIKE = (1.25, 1.1)  # throttle and steering that two plans of a kind may differ by
 _BLUR = 0.05  # seconds; plans that are later than the best by this count e times less
 
@@ -96,8 +98,10 @@ class ReachDriver:
         self._orbit, self._box_after = orbit, box_after
         self._goal: tuple[float, ...] = ()
         bound = 1.0 if clips else _BOUND
+        self._reversing = _REVERSING_CLIPPED if clips else _REVERSING
+        throttles = np.clip((*_THROTTLES, _BACKING), -bound, bound) if clips else np.array(_THROTTLES)
         steerings = np.linspace(-bound, bound, _STEERINGS).tolist()
-        plans = itertools.product(np.clip(_THROTTLES, -bound, bound), itertools.product(steerings, steerings))
+        plans = itertools.product(throttles.tolist(), itertools.product(steerings, steerings))
         self._throttles, self._steerings = np.moveaxis(np.array(list(plans)), 1, 0)  # [P, 2] each
 
     def act(self, scene: Scene) -> Array:
@@ -114,9 +118,9 @@ class ReachDriver:
         price += np.where(
             last < steps, _STEP * (last + 1), _STEP * steps + self._remaining(points[-1], headings, speeds)
         )
-        price += _REVERSING * (self._throttles[:, 0] * (scene.velocity @ scene.forward) < -0.3)
+        price += self._reversing * (self._throttles[:, 0] * (scene.velocity @ scene.forward) < -0.3)
         best = int(price.argmin())
-        # Plans of another kind than the best do not count: half of "forwards" and half of "backwards" is to stand still.
+        # Only plans of the best one's kind count: the mean of a plan forwards and a plan backwards is to stand still.
         alike = np.abs(self._throttles[:, 0] - self._throttles[best, 0]) < _ALIKE[0]
         alike &= np.abs(self._steerings[:, 0] - self._steerings[best, 0]) < _ALIKE[1]
         weights = np.exp(-(price - price[best]) / _BLUR) * alike

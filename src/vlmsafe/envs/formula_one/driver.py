@@ -5,7 +5,8 @@ steers towards a point on it (pure pursuit). Where that arc is blocked or points
 short arcs in both gears and takes the best. It knows the circuit and every barrier; no policy does.
 
 The original's slow car is driven carefully, and stops for barriers. The faster car of the variant `fast` avoids them
-where that takes no detour.
+where that takes no detour. So does the slow car in the variant `sighted`, whose driver is there to be imitated: one
+that stops, reverses and remembers what it was doing cannot be learned from single observations.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Manner(NamedTuple):
 
 
 # At 0.5 m/s the original car stops within 0.15 m. A barrier weighs next to nothing and takes no speed from a car that
-# touches it, so the faster car does not stop for one.
+# touches it, so a bold driver does not stop for one.
 _SLOW = _Manner(lateral=2.0, braking=0.7, careful=0.5, detour=50.0, bold=False, eagerness=0.0, sight=6.0, smoothing=3)
 _FAST = _Manner(lateral=9.0, braking=5.0, careful=1.5, detour=4.0, bold=True, eagerness=2.0, sight=6.0, smoothing=9)
 _STEADY = _Manner(lateral=2.0, braking=0.7, careful=0.8, detour=10.0, bold=True, eagerness=0.0, sight=6.0, smoothing=9)
