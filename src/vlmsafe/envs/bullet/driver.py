@@ -1,10 +1,10 @@
 """A scripted driver: it predicts where some hundred plans lead, and follows the best ones to the goal.
 
-A plan is two arcs, each with its own throttle and steering. The driver predicts each plan for 1.2 s and estimates when
+A plan is two arcs, each with its own throttle and steering. The driver predicts each plan for 1.4 s and estimates when
 the car would reach the goal: by the plan, or by the shortest way from the plan's end. A map holds the length of that
 way from every place, around the puddles and the path of the box. Time in puddles, at the box or at the walls makes a
-plan worse. The answer is a mean over plans that begin like the best one, in which nearly the best count most: small
-changes of the scene then make small changes of the action, which a clone can learn.
+plan worse. The answer is a mean over plans, in which nearly the best ones count most: small changes of the scene then
+make small changes of the action, which a clone can learn.
 """
 
 from __future__ import annotations
@@ -25,22 +25,17 @@ Array = NDArray[np.float64]
 
 # The car as plans predict it. At full steering it turns on a circle of 2 m at every speed.
 _CURVATURE = 0.48  # 1/m, at steering 1
-_THROTTLE, _AIM = (-2.0, -1.0, 0.0, 1.0, 2.0), (-5.8, -4.8, 0.0, 5.2, 6.4)  # m/s that the car tends to
-_LAG = 1.25  # seconds in which speed follows the throttle
-_GRIP = 3.3  # m/s^2
-_LATERAL = 6.5
+_TOP_SPEED = 4.6  # m/s, at throttle 1
+_LAG = 0.95  # seconds in which speed follows the throttle
 _SCRUB = 0.25  # the share of the speed that steering 1 takes
 
 _STEP = 0.1  # seconds
-_STEPS = (4, 8)  # of the first arc and of the second
-_BOUND = 1.5  # the largest throttle and steering where actions are not clipped: it turns on a circle of 1.5 m
-_THROTTLES = ((_BOUND, _BOUND), (0.3, _BOUND), (-1.0, _BOUND))
-_BACKING = (-1.0, -0.3)  # where actions are clipped; those worlds leave the time to back off from a wall
+_STEPS = (5, 9)  # of the first arc and of the second
+_THROTTLES = ((1.0, 1.0), (0.3, 1.0), (-1.0, 1.0))
 _STEERINGS = 7  # values of each arc's steering
 
 # Where something costs, in seconds of way per second.
-_IN_PUDDLE, _PUDDLE_EDGE = 4.0, 0.15  # rises over the last 0.15 m before the puddle costs
-_NEAR_PUDDLE, _PUDDLE_MARGIN = 1.5, 0.6  # and this over the last 0.6 m
+_IN_PUDDLE, _PUDDLE_MARGIN, _PUDDLE_EDGE = 5.8, 0.35, 0.3  # rises over 0.3 m, from 0.35 m before the puddle costs
 _AT_BOX, _BOX_MARGIN = 3.0, 1.35  # metres from the middle of the box to that of the car
 _AT_WALL, _WALL_MARGIN = 4.0, 0.9
 _EDGE = 0.3  # metres over which the last two rise to their full value
@@ -50,9 +45,7 @@ _PACE = 3.6  # m/s
 _TURNING = 0.55  # seconds per radian between the car and its way
 _SLOW = 0.25  # seconds per m/s below the usual pace
 _REVERSING = 0.3  # seconds; a car that stops to go the other way often comes back
-_REVERSING_CLIPPED = 0.5  # the same where actions are clipped
-_ALIKE = (1.25, 1.1)  # throttle and steering that two plans of a kind may differ by
-_BLUR = 0.05  # seconds; plans that are later than the best by this count e times less
+_BLUR = 0.1  # seconds; plans that are later than the best by this count e times less
 
 _MARGIN = 0.25  # metres kept from where a puddle costs, where a way is chosen
 _BOX_BERTH = 1.3  # the same from the middle of the box, on its whole path
@@ -90,18 +83,12 @@ def way_map(goal: Array, puddles: Array, orbit: Array) -> Array:
 class ReachDriver:
     """Drives one episode."""
 
-    def __init__(self, orbit: Array, box_after: Callable[[Array], Array], clips: bool) -> None:
-        """`orbit` is the middle of the box's path; `box_after` gives its position after a number of seconds.
-
-        Where actions are clipped to [-1, 1], so are plans.
-        """
+    def __init__(self, orbit: Array, box_after: Callable[[Array], Array], most_steering: float) -> None:
+        """`orbit` is the middle of the box's path; `box_after` gives its position after a number of seconds."""
         self._orbit, self._box_after = orbit, box_after
         self._goal: tuple[float, ...] = ()
-        bound = 1.0 if clips else _BOUND
-        self._reversing = _REVERSING_CLIPPED if clips else _REVERSING
-        throttles = np.clip((*_THROTTLES, _BACKING), -bound, bound) if clips else np.array(_THROTTLES)
-        steerings = np.linspace(-bound, bound, _STEERINGS).tolist()
-        plans = itertools.product(throttles.tolist(), itertools.product(steerings, steerings))
+        steerings = np.linspace(-most_steering, most_steering, _STEERINGS).tolist()
+        plans = itertools.product(_THROTTLES, itertools.product(steerings, steerings))
         self._throttles, self._steerings = np.moveaxis(np.array(list(plans)), 1, 0)  # [P, 2] each
 
     def act(self, scene: Scene) -> Array:
@@ -118,12 +105,8 @@ class ReachDriver:
         price += np.where(
             last < steps, _STEP * (last + 1), _STEP * steps + self._remaining(points[-1], headings, speeds)
         )
-        price += self._reversing * (self._throttles[:, 0] * (scene.velocity @ scene.forward) < -0.3)
-        best = int(price.argmin())
-        # Only plans of the best one's kind count: the mean of a plan forwards and a plan backwards is to stand still.
-        alike = np.abs(self._throttles[:, 0] - self._throttles[best, 0]) < _ALIKE[0]
-        alike &= np.abs(self._steerings[:, 0] - self._steerings[best, 0]) < _ALIKE[1]
-        weights = np.exp(-(price - price[best]) / _BLUR) * alike
+        price += _REVERSING * (self._throttles[:, 0] * (scene.velocity @ scene.forward) < -0.3)
+        weights = np.exp(-(price - price.min()) / _BLUR)
         weights /= weights.sum()
         return np.array([weights @ self._throttles[:, 0], weights @ self._steerings[:, 0]])
 
@@ -135,11 +118,10 @@ class ReachDriver:
         moves = []
         for arc, steps in enumerate(_STEPS):
             steering = self._steerings[:, arc]
-            aim = np.interp(self._throttles[:, arc], _THROTTLE, _AIM) * (1.0 - _SCRUB * np.abs(steering))
+            aim = _TOP_SPEED * self._throttles[:, arc] * (1.0 - _SCRUB * np.abs(steering))
             for _ in range(steps):
-                speed = speed + _STEP * np.clip((aim - speed) / _LAG, -_GRIP, _GRIP)
-                most = _LATERAL / np.maximum(np.abs(speed), 1.0)
-                turn = _STEP * np.clip(_CURVATURE * speed * steering, -most, most)
+                speed = speed + _STEP / _LAG * (aim - speed)
+                turn = _STEP * _CURVATURE * speed * steering
                 middle = heading + turn / 2
                 moves.append(_STEP * speed[:, None] * np.stack([np.cos(middle), np.sin(middle)], axis=-1))
                 heading = heading + turn
@@ -150,8 +132,7 @@ class ReachDriver:
         to_puddle = _distances(points[:, :, None] - scene.puddles).min(axis=-1) - PUDDLE_RADIUS - CAR_RADIUS
         to_box = _distances(points - self._box_after(_STEP * np.arange(1.0, len(points) + 1.0))[:, None])
         to_wall = WALLS - np.abs(points).max(axis=-1)
-        dangers: Array = _IN_PUDDLE * np.clip((_PUDDLE_EDGE - to_puddle) / _PUDDLE_EDGE, 0.0, 1.0)
-        dangers += _NEAR_PUDDLE * np.clip((_PUDDLE_MARGIN - to_puddle) / _PUDDLE_MARGIN, 0.0, 1.0)
+        dangers: Array = _IN_PUDDLE * np.clip((_PUDDLE_MARGIN - to_puddle) / _PUDDLE_EDGE, 0.0, 1.0)
         dangers += _AT_BOX * np.clip((_BOX_MARGIN - to_box) / _EDGE, 0.0, 2.0)
         dangers += _AT_WALL * np.clip((_WALL_MARGIN - to_wall) / _EDGE, 0.0, 3.0)
         return dangers

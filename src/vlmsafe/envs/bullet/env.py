@@ -34,6 +34,7 @@ from vlmsafe.envs.bullet.world import OBSERVATIONS, TASKS, World
 from vlmsafe.errors import InputError, unknown_name
 
 _LARGEST = 1000.0  # the package's bound of observations, which none reaches
+_TIGHT = 1.5  # the scripted driver's steering where actions are not clipped: a circle of 1.5 m instead of 2 m
 
 
 class BulletCarReach(Env):
@@ -131,9 +132,9 @@ class BulletCarReach(Env):
         }
 
     def expert(self) -> Callable[[], NDArray[np.float64]]:
-        """Drives to the goal around puddles and box; see `driver`. Unless actions are clipped, it goes beyond 1."""
+        """Drives to the goal around puddles and box; see `driver`. It steers beyond 1 unless actions are clipped."""
         world = self._running()
-        driver = ReachDriver(world.orbit, world.box_after, self.clips)
+        driver = ReachDriver(world.orbit, world.box_after, most_steering=1.0 if self.clips else _TIGHT)
         return lambda: driver.act(world.scene())
 
     def _running(self) -> World:
