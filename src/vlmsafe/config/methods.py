@@ -238,11 +238,12 @@ def config_from(settings: Mapping[str, Any], source: str = "settings", method_na
 
     Values may be nested, or stand under dotted names or those of the command line. `method_name` names the method where
     the values do not. Where both name one they must agree, because a file of settings holds the defaults of its method.
+    The method of a recipe is used where nothing else names one.
     """
     settings = full_names(settings, source)
     recipe = settings.get("recipe")
     shared = recipe_settings(str(recipe)) if recipe is not None else {}
-    name = settings.get("method", shared.get("method", method_name or TrainConfig.method))
+    name = settings.get("method", method_name or shared.get("method", TrainConfig.method))
     if not isinstance(name, str):
         raise InputError(f"{source}: method must be a name, got {type(name).__name__}")
     if method_name not in (None, name):
@@ -358,9 +359,10 @@ def differences(one: str, other: str) -> dict[str, tuple[Any, Any]]:
 
 def _named(name: str, beside: str) -> TrainConfig:
     """The settings of a method, or of a recipe with the method that it names, else with the one beside it."""
-    if name in METHODS:
+    known = METHODS | OFF_POLICY_METHODS
+    if name in known:
         return method_defaults(name)
     if name not in (recipes := shipped_recipes()):
-        raise unknown_name("method or recipe", name, [*METHODS, *recipes])
+        raise unknown_name("method or recipe", name, [*known, *recipes])
     own = "method" in recipe_settings(name)
-    return config_from({"recipe": name}, name, beside if beside in METHODS and not own else None)
+    return config_from({"recipe": name}, name, beside if beside in known and not own else None)
