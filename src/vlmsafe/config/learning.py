@@ -10,6 +10,8 @@ from vlmsafe.config.bounds import Finite, NonNegative, NonNegativeInt, Positive,
 Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo", "sac", "clone"]
 OFF_POLICY: frozenset[str] = frozenset({"sac"})
 """Algorithms that learn from all steps of a run, and so keep them."""
+OFF_POLICY_STD = (0.01, 1.6)
+"""Standard deviations that their new policy can have: `learners.squashed` bounds the logarithm."""
 
 
 @dataclass(frozen=True)

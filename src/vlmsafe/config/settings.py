@@ -27,7 +27,7 @@ from vlmsafe.config.bounds import (
     Share,
     out_of_bounds,
 )
-from vlmsafe.config.learning import OFF_POLICY, LearnerConfig, MultiplierConfig
+from vlmsafe.config.learning import OFF_POLICY, OFF_POLICY_STD, LearnerConfig, MultiplierConfig
 from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.registry import env_spec, world_name
 from vlmsafe.errors import InputError
@@ -397,6 +397,13 @@ def _problems(config: TrainConfig) -> Iterator[str]:
             yield f"num_envs is {config.num_envs}; the learner '{learner.algorithm}' acts in one process: drop it"
         for name in (name for name, value in unused.items() if value):
             yield f"{name} is set, but the learner '{learner.algorithm}' has no use for it; drop it"
+        low, high = OFF_POLICY_STD
+        given = learner.initial_std if isinstance(learner.initial_std, tuple) else (learner.initial_std,)
+        if not all(low <= std <= high for std in given):
+            yield (
+                f"learner.initial_std is {learner.initial_std}; the learner '{learner.algorithm}' takes values from "
+                f"{low:g} to {high:g}"
+            )
     for name, part in (("multiplier", config.multiplier), ("signal.multiplier", signal.multiplier)):
         if part.upper_bound is not None and not part.upper_bound >= part.initial:
             yield f"{name}.upper_bound is {part.upper_bound}; it must be at least {name}.initial, {part.initial}"

@@ -67,6 +67,8 @@ class Rounds:
             if len(self._replay) >= config.learner.sac.first_steps:
                 owed += steps * config.learner.sac.updates_per_step
                 updates, owed = int(owed), owed % 1.0
+                if updates == 0:  # a short round, with less than one update for each step
+                    continue
                 standardise = trainer.normaliser.standardiser() if config.normalise_observations else np.asarray
                 losses.append(learner.update(self._replay, standardise, trainer.constraints.total, updates, rng))
         trainer.end_workers()
