@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from in_process import call
 
 from vlmsafe import evaluate, resume, train, verify
 from vlmsafe.errors import InputError, RunError
@@ -33,6 +34,37 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, settings):
     assert a.values == {**b.values, "row_files": a.values["row_files"]}
     for name in a.arrays:
         np.testing.assert_array_equal(a.arrays[name], b.arrays[name], err_msg=name)
+
+
+@pytest.mark.parametrize("method", ["sac", "sac-lag"])
+def test_an_extended_run_equals_one_that_was_long_from_the_start(tmp_path, method):
+    settings = SMALL | {"method": method}
+    whole = train(**settings, run_dir=str(tmp_path / "whole"))
+    short = train(**settings | {"total_steps": 400}, run_dir=str(tmp_path / "short"))
+    longer = resume(short.path, total_steps=800, quiet=True)
+    steps = [f"replay/epoch-0000{epoch}.safetensors" for epoch in (1, 2, 3, 4)]
+    for record in ("epochs.jsonl", "episodes.jsonl", *steps):
+        assert (whole.path / record).read_bytes() == (longer.path / record).read_bytes()
+    a, b = final(whole), final(longer)
+    assert a.values["replay"] == b.values["replay"]
+    for name in a.arrays:
+        np.testing.assert_array_equal(a.arrays[name], b.arrays[name], err_msg=name)
+
+
+def test_an_extension_of_a_falling_entropy_keeps_what_was_done_and_is_verified(tmp_path):
+    learner = {**SMALL["learner"], "sac": {**SMALL["learner"]["sac"], "final_entropy": -3.0}}
+    run = train(**SMALL | {"total_steps": 400, "learner": learner}, run_dir=str(tmp_path / "run"))
+    before = (run.path / "epochs.jsonl").read_bytes()
+    longer = resume(run.path, total_steps=800, quiet=True)
+    assert (longer.path / "epochs.jsonl").read_bytes().startswith(before)
+    assert verify(longer.path, epochs=4).outcome == "equal"
+
+
+def test_a_round_that_is_too_short_for_an_update_makes_none(tmp_path):
+    sac = {"first_steps": 0, "round_steps": 10, "updates_per_step": 0.05}
+    settings = SMALL | {"total_steps": 400, "learner": {**SMALL["learner"], "sac": sac}}
+    run = train(**settings, run_dir=str(tmp_path / "run"))
+    assert [row["passes"] for row in run.rows("epochs")] == [10, 10]
 
 
 def test_both_ends_of_a_run_are_verified(tmp_path):
@@ -84,6 +116,34 @@ def test_it_starts_from_its_own_kind_of_policy_only(tmp_path):
     ppo = {"env": "speeding", "total_steps": 400, "steps_per_epoch": 200, "learner": {"hidden": (16, 16)}}
     with pytest.raises(InputError, match="a policy of the learner 'sac', which the learner 'ppo-lag' cannot train on"):
         train(**ppo, init_from=str(first.path), run_dir=str(tmp_path / "other"), quiet=True)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("--num-envs", "2"), "num_envs is 2; the learner 'sac' acts in one process: drop it"),
+    (("--scorer", "oracle"), "signal.scorer is set, but the learner 'sac' has no use for it; drop it"),
+    (("--init-from", "PPO"), "PPO, a policy of the learner 'ppo-lag', which the learner 'sac' cannot train on; "
+                             "expected one of 'sac'"),
+])  # fmt: skip
+@pytest.mark.parametrize("method", ["sac", "sac-lag"])
+def test_what_it_cannot_use_is_refused_in_one_line_before_anything_is_written(
+    tmp_path, monkeypatch, method, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    if "PPO" in words:
+        train(env="speeding", total_steps=200, steps_per_epoch=200, quiet=True, run_dir="PPO",
+              learner={"hidden": (16, 16), "update_iters": 1})  # fmt: skip
+    answer = call("train", "--env", "speeding", "--method", method, *words, "--run-dir", tmp_path / "run")
+    assert answer.returncode == 2
+    (line,) = answer.stderr.strip().splitlines()
+    assert line.endswith(message)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("std", [0.001, 2.0, (0.4, 2.0)])
+def test_a_deviation_that_the_policy_cannot_have_is_refused(tmp_path, std):
+    learner = {**SMALL["learner"], "initial_std": std}
+    with pytest.raises(InputError, match=r"learner.initial_std is .* takes values from 0.01 to 1.6"):
+        train(**(SMALL | {"learner": learner}), run_dir=str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("settings", [{"learner": {"final_std": 0.1}}, {"learner": {"scale_rewards": True}}])
