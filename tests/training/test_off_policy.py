@@ -74,6 +74,16 @@ def test_both_ends_of_a_run_are_verified(tmp_path):
     assert [(one.start, one.last) for one in found.replays] == [(0, 1), (3, 4)]
 
 
+def test_without_its_steps_a_run_is_verified_from_the_seed_only_and_can_be_evaluated(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"))
+    for path in (run.path / "replay").iterdir():
+        path.unlink()
+    found = verify(run.path, epochs=1)
+    assert found.outcome == "not replayed"
+    assert "epoch-00001.safetensors is missing; a run of this method needs the steps" in found.summary
+    assert len(evaluate(run.path, episodes=2)) == 2
+
+
 @pytest.mark.parametrize("damage", ["missing", "changed", "cut"])
 def test_a_run_whose_steps_are_not_those_of_its_checkpoint_is_not_continued(tmp_path, damage):
     run = train(**SMALL, run_dir=str(tmp_path / "run"))

@@ -59,6 +59,9 @@ def check_experience(run: Path, found: str, recorded: str) -> None:
 
 def copy_experience(source: Path, target: Path, epochs: int) -> None:
     """Give a run the steps of another one's first epochs."""
+    missing = next((path for epoch in range(1, epochs + 1) if not (path := _path(source, epoch)).exists()), None)
+    if missing is not None:
+        raise RunError(f"{missing} is missing; a run of this method needs the steps of all epochs before a checkpoint")
     with disk_errors(target):
         (target / FOLDER).mkdir(exist_ok=True)
         for epoch in range(1, epochs + 1):
