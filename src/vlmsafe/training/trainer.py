@@ -34,7 +34,7 @@ from vlmsafe.training.collect import ActionSource, CollectTask, RandomPolicy, Sh
 from vlmsafe.training.constraints import Constraints
 from vlmsafe.training.display import Display
 from vlmsafe.training.score import Scoring, calibrate
-from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, REPEAT, SHUFFLE, Setup
+from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, OTHER_EPISODES, REPEAT, SHUFFLE, Setup
 from vlmsafe.training.summaries import Clock, EpisodeWindow, Row, episode_rows, epoch_notes, epoch_row, finished_among
 
 
@@ -91,7 +91,7 @@ class Trainer:
                 shares = self.collect()
                 clock.lap("collect")
                 rollout = Rollout.join([share.rollout for share in shares])
-                shaped = self.scoring.shape(shares, rollout.path_ends) if self.scoring else None
+                shaped = self.shape(shares, rollout)
                 clock.lap("score")
                 episodes = self.add_statistics(shares, rollout, shaped)
                 self.update_multipliers(episodes)
@@ -173,6 +173,13 @@ class Trainer:
         assert shares is not None
         self.workers.prepare()  # the next epoch's simulators start while this one is learned from
         return shares
+
+    def shape(self, shares: list[Share], rollout: Rollout) -> Shaped | None:
+        """What the scores of the epoch add to reward and cost; None without a signal."""
+        if self.scoring is None:
+            return None
+        rng = np.random.default_rng(self._seed(OTHER_EPISODES, self.epoch))
+        return self.scoring.shape(shares, rollout.path_ends, rng)
 
     def _set_std(self) -> None:
         """Give the actions the standard deviation of this epoch, where a schedule says it."""
