@@ -91,7 +91,7 @@ def test_the_entry_of_a_shuffled_scorer_is_that_of_the_scorer_it_names(tmp_path,
 
 
 def test_a_shuffled_scorer_is_refused_outside_of_training():
-    with pytest.raises(InputError, match="for training runs.*use 'embedded'"):
+    with pytest.raises(InputError, match=r"for training runs.*use 'embedded'"):
         make_scorer("shuffled", PROMPTS)
 
 
