@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from vlmsafe import resume, trace, train, verify
+from vlmsafe import audit, resume, trace, train, verify
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.learners.networks import Stack
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of
@@ -160,6 +160,8 @@ def test_a_run_with_shuffled_scores_is_traced_with_the_scorer_that_looked(tmp_pa
     assert steps["negative"].drop_nulls().len()
     about = read_about(run.trace_path("held-out"))
     assert [entry["scorer"] for entry in about["scorers"]] == [SIGNAL["scorer"]]
+    unchecked = [entry for entry in audit(run.path).unchecked if "no-lead-time" in entry.codes]
+    assert [entry.reason.partition(":")[0] for entry in unchecked] == ["a control"]
 
 
 def test_calibration_is_recorded_and_kept_on_resume(tmp_path):
