@@ -103,7 +103,7 @@ class SignalConfig:
 
     scorer: Annotated[str, tyro.conf.arg(aliases=("--scorer",))] = "none"
     """What scores: embedded, clip[:<model>], qwen2-vl[:<model>], transformers:<model>, openai:<model>@<url>, rnd,
-    constant:<value>, noise, oracle, python:<module>:<name>."""
+    constant:<value>, noise, oracle, shuffled[:<scorer>], python:<module>:<name>."""
     prompts: Annotated[str | None, tyro.conf.arg(aliases=("--prompts",))] = None
     """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"

@@ -37,7 +37,7 @@ from vlmsafe.training.constraints import Constraints
 from vlmsafe.training.display import Display
 from vlmsafe.training.off_policy import Rounds
 from vlmsafe.training.score import Scoring, calibrate
-from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, REPEAT, SHUFFLE, Setup
+from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, OTHER_EPISODES, REPEAT, SHUFFLE, Setup
 from vlmsafe.training.summaries import Clock, EpisodeWindow, Row, episode_rows, epoch_notes, epoch_row, finished_among
 
 
@@ -112,7 +112,7 @@ class Trainer:
         shares = self.collect()
         clock.lap("collect")
         rollout = Rollout.join([share.rollout for share in shares])
-        shaped = self.scoring.shape(shares, rollout.path_ends) if self.scoring else None
+        shaped = self.shape(shares, rollout)
         clock.lap("score")
         episodes = self.add_statistics(shares, rollout, shaped)
         self.update_multipliers(episodes)
@@ -201,6 +201,13 @@ class Trainer:
             own = None if normaliser is None else normaliser.copy()
             return dataclasses.replace(self.learner.policy(), normaliser=own), None
         return self.learner.policy(), normaliser
+
+    def shape(self, shares: list[Share], rollout: Rollout) -> Shaped | None:
+        """What the scores of the epoch add to reward and cost; None without a signal."""
+        if self.scoring is None:
+            return None
+        rng = np.random.default_rng(self._seed(OTHER_EPISODES, self.epoch))
+        return self.scoring.shape(shares, rollout.path_ends, rng)
 
     def _set_std(self) -> None:
         """Give the actions the standard deviation of this epoch, where a schedule says it."""
