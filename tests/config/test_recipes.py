@@ -16,6 +16,7 @@ SMALL = {"env": "speeding", "total_steps": 400, "steps_per_epoch": 200, "quiet":
 @pytest.mark.parametrize("name", shipped_recipes())
 @pytest.mark.parametrize("method", ["ppo", "ppo-lag"])
 def test_every_shipped_recipe_is_a_valid_configuration_with_a_summary(name, method):
+    method = recipe_settings(name).get("method", method)
     assert shipped_recipes()[name].endswith(".")
     assert name not in METHODS, "methods diff takes both"
     config = config_from({"recipe": name, "method": method})
