@@ -189,7 +189,7 @@ class Trainer:
         """What the scores of the epoch add to reward and cost; None without a signal."""
         if self.scoring is None:
             return None
-        rng = np.random.default_rng(self._seed(OTHER_EPISODES, self.epoch))
+        rng = np.random.default_rng(self.seed(OTHER_EPISODES, self.epoch))
         return self.scoring.shape(shares, rollout.path_ends, rng)
 
     def end_workers(self) -> None:
