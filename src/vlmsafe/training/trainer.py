@@ -185,6 +185,13 @@ class Trainer:
         self.workers.prepare()  # the next epoch's simulators start while this one is learned from
         return shares
 
+    def shape(self, shares: list[Share], rollout: Rollout) -> Shaped | None:
+        """What the scores of the epoch add to reward and cost; None without a signal."""
+        if self.scoring is None:
+            return None
+        rng = np.random.default_rng(self.seed(OTHER_EPISODES, self.epoch))
+        return self.scoring.shape(shares, rollout.path_ends, rng)
+
     def end_workers(self) -> None:
         """After an epoch in rounds: end their process, if the next epoch needs a new one, and start that one."""
         if self.fresh:
@@ -201,13 +208,6 @@ class Trainer:
             own = None if normaliser is None else normaliser.copy()
             return dataclasses.replace(self.learner.policy(), normaliser=own), None
         return self.learner.policy(), normaliser
-
-    def shape(self, shares: list[Share], rollout: Rollout) -> Shaped | None:
-        """What the scores of the epoch add to reward and cost; None without a signal."""
-        if self.scoring is None:
-            return None
-        rng = np.random.default_rng(self._seed(OTHER_EPISODES, self.epoch))
-        return self.scoring.shape(shares, rollout.path_ends, rng)
 
     def _set_std(self) -> None:
         """Give the actions the standard deviation of this epoch, where a schedule says it."""
