@@ -164,6 +164,7 @@ def measure_learners() -> Iterator[Row]:
 
 def update_seconds(config: LearnerConfig) -> float:
     from vlmsafe.learners.advantages import Batch
+    from vlmsafe.learners.learner import Learner
     from vlmsafe.learners.registry import LEARNERS
 
     rng = np.random.default_rng(0)
@@ -173,6 +174,7 @@ def update_seconds(config: LearnerConfig) -> float:
     )
     log_probs = (-0.5 * actions**2 - 0.5 * np.log(2 * np.pi)).sum(axis=1).astype(np.float32)
     learner = LEARNERS[config.algorithm](OBSERVATION, ACTIONS, config, np.random.default_rng(1))
+    assert isinstance(learner, Learner)  # no study has SAC, whose update is another
     batch = Batch(observations, actions, log_probs, rest[0], rest[1], rest[2:][: learner.critics])
     begun = time.process_time()
     learner.update(batch, 0.3, 5.0, np.random.default_rng(2))

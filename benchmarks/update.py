@@ -137,8 +137,9 @@ def make_data(options: Options) -> Batch:
 
 
 def new_learner(work: Work) -> Learner:
-    kind = LEARNERS[work.config.algorithm]
-    return kind(work.dimensions, 2, work.config, np.random.default_rng(1))
+    learner = LEARNERS[work.config.algorithm](work.dimensions, 2, work.config, np.random.default_rng(1))
+    assert isinstance(learner, Learner)  # SAC is timed apart
+    return learner
 
 
 def their_parameters(networks: Stack) -> Parameters:
