@@ -44,6 +44,8 @@ class DistilCommand:
     """Pixels of the model's square views, a multiple of 32; fewer are faster and show less."""
     mirror: bool = False
     """Also learn mirrored frames, for a teacher to whom left and right are the same."""
+    pooled: bool = False
+    """Also look for the same things anywhere in the frame, for cameras that do not move with the car."""
     cost_within: int | None = None
     """Also learn whether a cost comes within so many steps; the model then knows it as 'cost within K steps'."""
     seed: int = 0
@@ -66,7 +68,7 @@ def distil_verb(argv: list[str]) -> None:
     plan = DistilPlan(
         episodes=command.episodes, held_out_episodes=command.held_out_episodes, longest=command.longest,
         steps=command.steps, stacks=command.stacks, size=command.size, mirror=command.mirror,
-        cost_within=command.cost_within, seed=command.seed, resamples=command.resamples,
+        pooled=command.pooled, cost_within=command.cost_within, seed=command.seed, resamples=command.resamples,
     )  # fmt: skip
     weights = distil(
         command.runs, command.teacher, command.directory, prompts=command.prompts, plan=plan, device=command.device,

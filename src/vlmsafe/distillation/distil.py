@@ -39,7 +39,7 @@ from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.signals.frame_stack import STEPS_APART
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.embedded import revision_of
-from vlmsafe.signals.scorers.embedded.network import Architecture, save
+from vlmsafe.signals.scorers.embedded.network import POOLED, Architecture, save
 from vlmsafe.training.collect import DescribeTask, Dimensions
 
 Note = Callable[[str], None]
@@ -201,7 +201,7 @@ def _train(
         held = json.loads(written.read_text())
         if held["about"] == about and held["revision"] == revision_of(weights):
             return
-    architecture = Architecture(size=plan.size)
+    architecture = Architecture(size=plan.size, pooled=POOLED if plan.pooled else ())
     frames = read_frames(all_paths(directory, TRAINING, sources, plan), plan.size, architecture.frames)
     targets = _targets(frames, lessons, teacher, plan)
     for still in require_variation(teacher.columns, targets.values[:, : len(teacher.columns)], teacher.name):
