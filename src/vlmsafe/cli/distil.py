@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from vlmsafe.cli.terminal import err, out, parse
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class DistilCommand:
     """Frames that the teacher scores at a time; by default its own number."""
     processes: int = 2
     """Simulators at a time; the result does not depend on it."""
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
 
 
 def distil_verb(argv: list[str]) -> None:
@@ -72,7 +74,7 @@ def distil_verb(argv: list[str]) -> None:
     )  # fmt: skip
     weights = distil(
         command.runs, command.teacher, command.directory, prompts=command.prompts, plan=plan, device=command.device,
-        batch=command.batch, processes=command.processes, command=f"vlmsafe embedded {shlex.join(argv)}",
+        batch=command.batch, endpoint=command.endpoint, processes=command.processes, command=f"vlmsafe embedded {shlex.join(argv)}",
         note=lambda text: err.print(text, markup=False, soft_wrap=True),
     )  # fmt: skip
     out.print(f"finished: {weights}", markup=False, soft_wrap=True)
