@@ -123,7 +123,8 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         self._calibrates_reference = reference is None
         self._owns_scorer = isinstance(scorer, str)
         if isinstance(scorer, str):
-            options = {"device": device, "precision": precision, "service": service, "service_wait": service_wait}
+            options: dict[str, Any] = {"device": device, "precision": precision}
+            options |= {"service": service, "service_wait": service_wait}
             options |= {"frames": frames, "frame_distance": frame_distance, "endpoint": endpoint}
             scorer = self._load(scorer, prompts, seed, options)
         self.scorer = scorer

@@ -74,7 +74,8 @@ def distil_verb(argv: list[str]) -> None:
     )  # fmt: skip
     weights = distil(
         command.runs, command.teacher, command.directory, prompts=command.prompts, plan=plan, device=command.device,
-        batch=command.batch, endpoint=command.endpoint, processes=command.processes, command=f"vlmsafe embedded {shlex.join(argv)}",
+        batch=command.batch, endpoint=command.endpoint, processes=command.processes,
+        command=f"vlmsafe embedded {shlex.join(argv)}",
         note=lambda text: err.print(text, markup=False, soft_wrap=True),
     )  # fmt: skip
     out.print(f"finished: {weights}", markup=False, soft_wrap=True)

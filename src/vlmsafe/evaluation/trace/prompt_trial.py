@@ -94,8 +94,8 @@ def compare(
         recorded = (own.frames, own.frame_distance) if own is not None and own.name == str(name) else (None, None)
         stack = stack_for(name, len(names), (scorer_frames, frame_distance), recorded)
         found = rescore_sets(
-            pictures, name, sets, together=together, device=device, batch=batch, stack=stack, endpoint=endpoint, env=env,
-            on_frames=count, on_note=scorer_notes.append,
+            pictures, name, sets, together=together, device=device, batch=batch, stack=stack, endpoint=endpoint,
+            env=env, on_frames=count, on_note=scorer_notes.append,
         )  # fmt: skip
         for label, one in found.items():
             title = label if len(names) == 1 else str(name) if len(sets) == 1 else f"{name}, {label}"
