@@ -68,7 +68,9 @@ def test_a_share_moves_weight_from_false_frames_to_true_ones() -> None:
 def test_caution_makes_scenes_look_more_dangerous(examples: Examples) -> None:
     margins = []
     for caution in (0.2, 0.8):
-        schedule = Schedule(steps=150, frames=32, captions=32, wordings=60, joint=0, sets=8, sets_weight=3.0, caution=caution)
+        schedule = Schedule(
+            steps=150, frames=32, captions=32, wordings=60, joint=0, sets=8, sets_weight=3.0, caution=caution
+        )
         model = train(examples, schedule, architecture=SMALL)
         rng = np.random.default_rng(1)
         texts = tuple(grammar.caption(fact, rng) for fact in ("safe", "danger") for _ in range(30))

@@ -123,9 +123,9 @@ class BuildPlan:
     )  # fmt: skip
     """Agents for the test of anticipation. They drive in no recording."""
     training_files: tuple[tuple[str, int], ...] = (
-        (_EASY, 14), (_DENSE, 6), (_CROWDED, 3), ("metadrive-medium", 2), ("metadrive-hard", 2),
-        ("formula-one-l0:sighted", 1), (_L1, 2), (_L2, 7), (_L1_FAST, 1), (_L2_FAST, 4),
-        ("bullet-car-reach", 10), ("braking", 3), ("speeding", 3),
+        (_EASY, 17), (_DENSE, 6), (_CROWDED, 2), ("metadrive-medium", 2), ("metadrive-hard", 1),
+        ("formula-one-l0:sighted", 1), (_L1, 1), (_L2, 12), (_L1_FAST, 1), (_L2_FAST, 7),
+        ("bullet-car-reach", 20), ("braking", 6), ("speeding", 3),
     )  # fmt: skip
     """Files of 25 episodes each, per environment, on scenarios of the training pool without its last tenth."""
     selection_files: tuple[tuple[str, int], ...] = (
