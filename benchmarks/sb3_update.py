@@ -1,8 +1,11 @@
-"""Time Stable-Baselines3's own PPO update on a given batch, for the update benchmark.
+"""Time Stable-Baselines3's own updates of PPO and SAC on given data, for the update benchmark.
 
 SB3 has no cost critic, so it is compared with `ppo`: a policy and one value network. What is timed is the unmodified
 `PPO.train`. It draws its own minibatch order, standardises advantages in each minibatch and has one optimiser for both
 networks, so its parameters are not comparable with ours; the number of minibatches and their sizes are equal.
+
+Its SAC is the unmodified `SAC.train`: critics without layer normalisation, and an update of the policy after each one
+of the critics. It draws its own rows and noise.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from stable_baselines3.common.logger import Logger
 
 from vlmsafe.learners.advantages import Batch
+from vlmsafe.learners.recollection import Minibatch
 
 NAME = f"SB3 {stable_baselines3.__version__}"
 
@@ -48,4 +52,24 @@ def run_sb3(batch: Batch, hidden: tuple[int, ...], batch_size: int, passes: int,
     buffer.full = True
     begun = time.process_time()
     model.train()
+    return time.process_time() - begun
+
+
+def run_sb3_sac(rows: Minibatch, hidden: tuple[int, ...], batch_size: int, warmup: int, updates: int) -> float:
+    """CPU seconds of some updates of SAC, after a few that do not count."""
+    samples, dimensions = rows.observations.shape
+    model = stable_baselines3.SAC(
+        "MlpPolicy", _Sizes(dimensions, rows.actions.shape[1]), buffer_size=samples, batch_size=batch_size,
+        device="cpu", policy_kwargs={"net_arch": list(hidden)},
+    )  # fmt: skip
+    model.set_logger(Logger(None, []))
+    buffer = model.replay_buffer
+    assert buffer is not None
+    buffer.observations[:, 0], buffer.next_observations[:, 0] = rows.observations, rows.following
+    buffer.actions[:, 0], buffer.rewards[:, 0] = rows.actions, rows.rewards
+    buffer.dones[:, 0] = rows.discounts == 0.0
+    buffer.full = True
+    model.train(warmup, batch_size)
+    begun = time.process_time()
+    model.train(updates, batch_size)
     return time.process_time() - begun

@@ -10,6 +10,10 @@ its policy step, is timed at its own 10 passes for the critics. OmniSafe runs in
 under .benchmarks/, which this script sets up from the package index on first use (about a gigabyte); where Python 3.10
 is missing that part is skipped with a message. Eager PyTorch takes part in PPO-Lagrangian and Stable-Baselines3 in PPO,
 the learner that it has (`sb3_update.py`). Times are CPU seconds. Ratios are promised for the paper's sizes only.
+
+Soft actor-critic (`sac`) has no counterpart in the paper, and nothing is promised for it. It is timed with two hidden
+layers of 128 and of 256 units (or those of `--hidden`) and minibatches of 256: as it ships, and with the settings of
+Stable-Baselines3's SAC, which is timed in between on the same rows. Its ratios are to the second.
 Exit code 1 if a ratio falls short of its promise or the results differ.
 """
 
@@ -34,14 +38,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 from sb3_update import NAME as SB3
-from sb3_update import run_sb3
+from sb3_update import run_sb3, run_sb3_sac
 
 from vlmsafe.config.learning import LearnerConfig
-from vlmsafe.config.methods import METHODS
-from vlmsafe.learners.advantages import Batch
+from vlmsafe.config.methods import METHODS, OFF_POLICY_METHODS
+from vlmsafe.learners.advantages import Batch, Rollout
 from vlmsafe.learners.learner import Learner
 from vlmsafe.learners.networks import Stack
+from vlmsafe.learners.recollection import Recollection
 from vlmsafe.learners.registry import LEARNERS
+from vlmsafe.learners.sac import SAC
+from vlmsafe.numerics.normaliser import Normaliser
 
 ROOT = Path(__file__).resolve().parent.parent
 # torch 1.12.1 is the smallest download that OmniSafe runs on, and no slower here than newer ones.
@@ -49,6 +56,7 @@ PACKAGES = ["omnisafe==0.5.0", "torch==1.12.1", "numpy<2"]
 PROMISE_OMNISAFE, PROMISE_CPO, PROMISE_EAGER = 6.0, 2.0, 3.5
 CHECK_PASSES, TOLERANCE = 3, 1e-4
 MULTIPLIER, COST_GAP, BUDGET = 0.3, 5.0, 25.0
+SAC_HIDDEN, SAC_WARMUP, SAC_EPISODE = ((128, 128), (256, 256)), 20, 500
 OMNISAFE_NAMES = {
     "ppo": "PPO",
     "ppo-lag": "PPOLag",
@@ -73,7 +81,9 @@ class Options:
     """Size of an observation."""
     passes: int = 40
     """Passes over the samples for PPO-Lagrangian."""
-    learners: tuple[str, ...] = tuple(OMNISAFE_NAMES)
+    sac_updates: int = 100
+    """Updates of soft actor-critic."""
+    learners: tuple[str, ...] = (*OMNISAFE_NAMES, "sac")
     """Which learners to time."""
     hidden: tuple[int, ...] = LearnerConfig.hidden
     """Units of each hidden layer."""
@@ -307,24 +317,67 @@ def compare(work: Work, batch: Batch, python: Path | None, table: Table) -> bool
     return kept
 
 
+def make_replay(batch: Batch) -> Recollection:
+    """The samples as episodes of equal length, half of which end."""
+    samples, dimensions = batch.observations.shape
+    ends = np.append(np.arange(SAC_EPISODE, samples, SAC_EPISODE), samples)
+    replay = Recollection(dimensions, batch.actions.shape[1], LearnerConfig.gamma, LearnerConfig().sac.return_steps)
+    rewards, costs = (array.astype(np.float64) for array in (batch.reward_advantages, np.abs(batch.cost_advantages)))
+    last = batch.observations[ends - 1]
+    ended = np.arange(len(ends)) % 2 == 0
+    replay.add(Rollout(batch.observations, np.tanh(batch.actions), batch.log_probs, rewards, costs, ends, last, ended))
+    return replay
+
+
+def run_sac(config: LearnerConfig, replay: Recollection, updates: int, normaliser: Normaliser | None) -> float:
+    """CPU seconds of some updates of soft actor-critic, after a few that do not count."""
+    rows = replay.at(np.arange(1))
+    learner = SAC(rows.observations.shape[1], rows.actions.shape[1], config, np.random.default_rng(1))
+    standardise, rng = normaliser.standardiser() if normaliser else np.asarray, np.random.default_rng(2)
+    learner.update(replay, standardise, MULTIPLIER, SAC_WARMUP, rng)
+    begun = time.process_time()
+    learner.update(replay, standardise, MULTIPLIER, updates, rng)
+    return time.process_time() - begun
+
+
+def compare_sac(options: Options, hidden: tuple[int, ...], replay: Recollection, table: Table) -> None:
+    """Time soft actor-critic as it ships, and with the settings of Stable-Baselines3's against that one."""
+    shipped = OFF_POLICY_METHODS["sac"].learner
+    shipped = dataclasses.replace(shipped, hidden=hidden, batch_size=options.batch_size or shipped.batch_size)
+    plain = dataclasses.replace(shipped, sac=dataclasses.replace(shipped.sac, policy_delay=1, layer_norm=False))
+    rows, updates = replay.at(np.arange(len(replay))), options.sac_updates
+    sides = {"vlmsafe as it ships": (shipped, Normaliser.of(rows.observations)), "vlmsafe as in SB3": (plain, None)}
+    seconds = {name: run_sac(config, replay, updates, normaliser) for name, (config, normaliser) in sides.items()}
+    theirs = run_sb3_sac(rows, hidden, shipped.batch_size, SAC_WARMUP, updates)
+    for name, (config, normaliser) in sides.items():  # again, so that a machine that slowed down is averaged
+        seconds[name] = (seconds[name] + run_sac(config, replay, updates, normaliser)) / 2
+    for name, took in (seconds | {SB3: theirs}).items():
+        row = [f"{took:.2f}", f"{1e3 * took / updates:.3f}", f"{took / seconds['vlmsafe as in SB3']:.2f}"]
+        table.add_row(f"sac {'x'.join(map(str, hidden))}", name, *row, "-", "-")
+
+
 def main() -> int:
     options = tyro.cli(Options)
     console = Console(highlight=False, width=120)
     torch.set_num_threads(1)
     batch = make_data(options)
-    python = omnisafe_python(console) if options.omnisafe else None
+    python = omnisafe_python(console) if options.omnisafe and {*options.learners} - {"sac"} else None
     table = Table(title=f"one update: {options.samples:,} samples, {options.dimensions} dimensions")
     early = f"difference after {CHECK_PASSES} passes"
     for heading in ("learner", "", "seconds", "ms per minibatch", "times vlmsafe", early, "at the end"):
         table.add_column(heading, justify="left" if heading in ("learner", "") else "right")
     missed = []
-    for learner in options.learners:
+    for learner in (name for name in options.learners if name != "sac"):
         passes = {"ppo-lag": options.passes, "cpo": 10}.get(learner, min(4, options.passes))
         work = Work(learner, options.samples, options.dimensions, passes, options.hidden, options.batch_size)
         if not compare(work, batch, python, table):
             missed.append(learner)
+    if "sac" in options.learners:
+        replay = make_replay(batch)
+        for hidden in SAC_HIDDEN if options.hidden == LearnerConfig.hidden else (options.hidden,):
+            compare_sac(options, hidden, replay, table)
     console.print(table)
-    if options.hidden != LearnerConfig.hidden or options.batch_size is not None:
+    if options.learners == ("sac",) or options.hidden != LearnerConfig.hidden or options.batch_size is not None:
         return int(bool(missed))
     promised = f"{PROMISE_OMNISAFE:g} times OmniSafe ({PROMISE_CPO:g} for CPO), {PROMISE_EAGER:g} times eager PyTorch"
     console.print(f"promised: {promised}: {'MISSED by ' + ', '.join(missed) if missed else 'kept'}")

@@ -125,7 +125,7 @@ def expected(words: Sequence[str]) -> TrainConfig | int:
     wanted: CloneCommand = tyro.cli(CloneCommand, args=options)
     return clone_config(
         wanted.env, wanted.steps, wanted.passes, wanted.rounds, wanted.hidden, wanted.seed, wanted.run_dir,
-        wanted.observe_changes, wanted.braking_weight, wanted.budget,
+        wanted.observe_changes, wanted.braking_weight, wanted.budget, wanted.observation_floor,
     )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ configs = st.builds(
     cost_window=st.just("epoch") | _count,
     normalise_observations=st.booleans(),
     observation_clip=_number,
+    observation_floor=_number,
     action_repeat=_count,
     observe_changes=_count,
     frame_indicators=st.booleans(),
@@ -99,7 +100,7 @@ def _replace(config: TrainConfig, changes: dict[str, Any]) -> TrainConfig:
 
 def test_the_strategies_cover_every_setting():
     """A field added to the run's configuration must be added to the round trips here."""
-    assert len(dataclasses.fields(TrainConfig)) == 28
+    assert len(dataclasses.fields(TrainConfig)) == 29
 
 
 @quick
@@ -189,7 +190,7 @@ def test_a_key_that_resembles_nothing_lists_what_is_known(key):
         ({"learner": [1]}, "learner"),
         ({"learner": {"hidden": 64}}, "learner.hidden"),
         ({"learner": {"hidden": [64, "x"]}}, "learner.hidden"),
-        ({"learner": {"algorithm": "sac"}}, "learner.algorithm"),
+        ({"learner": {"algorithm": "dqn"}}, "learner.algorithm"),
         ({"multiplier": {"initial": None}}, "multiplier.initial"),
     ],
 )
@@ -439,7 +440,7 @@ def test_a_learner_that_is_not_the_methods_is_refused():
     with pytest.raises(InputError, match=r"learner.algorithm is 'ppo', but the method 'ppo-lag' has 'ppo-lag'"):
         check_method(config)
     with pytest.raises(InputError, match=r"unknown method"):
-        check_method(dataclasses.replace(config, method="sac"))
+        check_method(dataclasses.replace(config, method="dqn"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,15 @@
 import pytest
 
 from vlmsafe.cli import main
-from vlmsafe.config.methods import METHODS, check_method, config_from, config_from_yaml, differences, method_defaults
+from vlmsafe.config.methods import (
+    METHODS,
+    OFF_POLICY_METHODS,
+    check_method,
+    config_from,
+    config_from_yaml,
+    differences,
+    method_defaults,
+)
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.config.yaml import to_dict, to_yaml
 from vlmsafe.errors import InputError
@@ -21,7 +29,7 @@ def test_every_arm_of_the_paper_is_there_under_its_name():
     assert all(name == method.name for name, method in METHODS.items())
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, *OFF_POLICY_METHODS])
 def test_every_method_is_a_valid_configuration(name):
     config = TrainConfig(**{**vars(method_defaults(name)), "env": "speeding"}).resolved()
     check_method(config)

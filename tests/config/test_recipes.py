@@ -16,6 +16,7 @@ SMALL = {"env": "speeding", "total_steps": 400, "steps_per_epoch": 200, "quiet":
 @pytest.mark.parametrize("name", shipped_recipes())
 @pytest.mark.parametrize("method", ["ppo", "ppo-lag"])
 def test_every_shipped_recipe_is_a_valid_configuration_with_a_summary(name, method):
+    method = recipe_settings(name).get("method", method)
     assert shipped_recipes()[name].endswith(".")
     assert name not in METHODS, "methods diff takes both"
     config = config_from({"recipe": name, "method": method})
@@ -57,6 +58,8 @@ def test_a_recipe_is_compared_with_a_method_as_two_methods_are():
     assert differences("driver", "ppo") == {key: (b, a) for key, (a, b) in changed.items()}
     assert "learner.critic_warmup_epochs" in differences("driver", "driver-warm")
     assert "initial_std" in call("methods", "diff", "ppo-lag", "driver").stdout
+    assert "learner.sac.round_steps" in differences("sac", "driver-sac")
+    assert "multiplier.kind" in differences("sac", "sac-lag")
     with pytest.raises(InputError, match=r"unknown method or recipe 'drivr'; did you mean 'driver'"):
         differences("ppo", "drivr")
 
@@ -68,6 +71,14 @@ def test_the_command_takes_a_name_and_settings_over_it(tmp_path):
     config = Run.open(tmp_path / "run").config
     assert (config.recipe, config.method, config.env) == ("driver", "ppo", "speeding")
     assert (config.learner.hidden, config.learner.update_iters) == ((128, 128), 1)
+
+
+def test_the_method_of_a_recipe_is_used_where_the_user_names_none():
+    assert config_from({"recipe": "driver-sac"}, "driver-sac.yaml").method == "sac"
+    config = config_from({"recipe": "driver-sac"}, "driver-sac.yaml", "sac-lag").resolved()
+    check_method(config)
+    assert (config.method, config.multiplier.kind, config.learner.sac.round_steps) == ("sac-lag", "adam", 50)
+    assert call("train", "--config", "driver-sac", "--method", "sac-lag", "--help").returncode == 0
 
 
 def test_without_a_value_the_recipes_are_listed():

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -243,6 +244,21 @@ def test_one_cell_may_have_another_window_than_the_others_and_says_so(study):
     assert values(table, ENV)[1 - signal] == values(plain, ENV)[1 - signal]
     assert f"'{SIGNAL}' on {ENV}: last 10 epochs." in table.notes
     assert "From training, other cells: final epoch." in table.caption
+
+
+def test_the_cost_of_learning_counts_every_episode_and_the_first_epoch_within_the_budget(tmp_path):
+    for seed, first in ((1, 2), (2, 4), (3, None)):
+        run = write_run(tmp_path, PLAIN, seed)
+        rows = [{**row, "episode_cost": 0.0 if row["epoch"] == first else 1e6} for row in run.rows("epochs")]
+        (run.path / "epochs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        episodes = [{"epoch": 1, "cost": cost, "finished": True} for cost in (0.0, 3.0, float(seed), 0.0)]
+        (run.path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in episodes))
+        steps = run.config.steps_per_epoch
+    table = build_table(read_dataset([tmp_path], StudyInfo("study")), Entry("learning"))
+    assert values(table, "training_cost") == [pytest.approx(5.0)]
+    assert values(table, "costly_pct") == [pytest.approx(50.0)]
+    assert values(table, "met") == [pytest.approx(2 / 3)]
+    assert values(table, "steps_to_budget") == [3 * steps]
 
 
 def test_the_bonus_is_taken_out_of_the_logged_return(study):

@@ -26,6 +26,8 @@ FIGURES = {
     "fig:appendix-curves-bullet-2m", "fig:appendix-curves-md", "fig:appendix-md-fixed-eval",
 }  # fmt: skip
 LACKED = {"factorial", "density-by-map", "held-out", "own-multiplier", "controls"}
+SMALL = {"signal-controls", "demo", "safer-driver", "safer-driver-pilot"}
+"""Studies of this project, with settings of their own."""
 NO_RESULTS = {"fig:pipeline", "tab:hparams", "tab:comparison"}
 """A drawing, a list of settings, and names: made by no runs of their own."""
 
@@ -104,7 +106,7 @@ EXPECTED = {
 """What an arm has otherwise than the paper's arm of its method."""
 
 
-@pytest.mark.parametrize("name", sorted(set(shipped_studies()) - LACKED - {"signal-controls", "demo"}))
+@pytest.mark.parametrize("name", sorted(set(shipped_studies()) - LACKED - SMALL))
 def test_settings_are_the_papers(name):
     for run in specs(name):
         ours, paper = (flatten(to_dict(config)) for config in (run.config, paper_config(run.env, run.config.method)))
@@ -277,3 +279,26 @@ def test_files_use_no_anchors_so_that_what_is_written_beside_the_runs_reads_the_
     for name in shipped_studies():
         document = load_study(name).document
         assert "&id" not in yaml.safe_dump(dict(document))
+
+
+def test_the_arms_of_safer_driver_differ_in_the_scorer_only_and_from_the_baseline_in_the_signal():
+    arms = {run.arm: flatten(to_dict(run.config)) for run in specs("safer-driver") if run.seed == 1}
+    assert set(arms) == {"ppo-lag", "embedded", "shuffled", "oracle"}
+    own = {"run_dir", "signal.scorer", "signal.prompts"}  # the oracle reads no prompts
+    for arm in ("shuffled", "oracle"):
+        assert {key for key in arms[arm] if arms[arm][key] != arms["embedded"][key]} <= own
+    assert arms["shuffled"]["signal.scorer"] == f"shuffled:{arms['embedded']['signal.scorer']}"
+    others = {key for key in arms["embedded"] if arms["embedded"][key] != arms["ppo-lag"][key]} - {"run_dir", "method"}
+    assert others
+    assert all(key.startswith("signal.") for key in others)
+    (joint,) = {one.joint for one in load_study("safer-driver").claims.comparisons if one.tested}
+    assert joint == "safer"
+
+
+def test_the_pilot_of_safer_driver_uses_neither_its_seeds_nor_its_roads_and_begins_alike():
+    study, pilot = specs("safer-driver"), specs("safer-driver-pilot")
+    assert not {run.seed for run in study} & {run.seed for run in pilot}
+    assert {one.protocol for run in pilot for one in run.evaluations} == {"selection"}
+    assert {one.protocol for run in study for one in run.evaluations} == {"held-out"}
+    starts = {(run.env, run.config.init_from, run.config.init_mean, run.config.init_std) for run in (*study, *pilot)}
+    assert len(starts) == 1

@@ -51,6 +51,14 @@ def test_a_pilot_gives_the_deviations_of_its_arms(tmp_path):
     assert "sd 10.0 pp and 10.0 pp from 3 and 3 pilot runs" in str(row)
 
 
+def test_a_pilot_that_looked_at_other_scenarios_gives_deviations_too(tmp_path):
+    folder = pilot(tmp_path / "pilot")
+    for table in folder.rglob("held-out.parquet"):
+        table.rename(table.with_name("selection.parquet"))
+    (row,) = powers(study(), tmp_path, pilot=folder).rows
+    assert "sd 10.0 pp and 10.0 pp from 3 and 3 pilot runs (selection)" in str(row)
+
+
 def test_a_plan_says_that_its_power_leaves_out_interim_looks(tmp_path):
     looking = parse_study(f"{STUDY.format(env='metadrive-easy', claim='test: welch')}looks: {{at: [0.5, 1.0]}}\n", "a")
     line = "the power is that of one test with all seeds; interim looks lower it a little"

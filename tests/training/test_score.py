@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from vlmsafe import resume, train, verify
+from vlmsafe import audit, resume, trace, train, verify
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.learners.networks import Stack
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of
+from vlmsafe.runs.traces import read_about
 from vlmsafe.signals.scorers.api import ScorerFailure
 
 SIGNAL = {"scorer": "python:frame_scorer:FrameScorer", "prompts": "metadrive", "calibration": {"frames": 40}}
@@ -108,6 +109,59 @@ def test_signals_leave_the_rollout_of_the_first_epoch_as_it_is(tmp_path):
     keys = ("scenario", "return", "cost", "length", "finished")
     first = [[{k: e[k] for k in keys} for e in run.rows("episodes") if e["epoch"] == 1] for run in (plain, scored)]
     assert first[0] == first[1]
+
+
+SHUFFLED = {**SIGNAL, "scorer": "shuffled:python:frame_scorer:FrameScorer", "every": 4}
+ROUTES = {
+    "bonus": {"reward_weight": 0.1},
+    "critic": {"reward_weight": 0.0, "cost_weight": 0.5},
+    "own": {"reward_weight": 0.0, "multiplier": {"kind": "adam"}},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_shuffled_run_is_the_same_deferred_in_step_and_resumed(tmp_path, route):
+    signal = {**SHUFFLED, **ROUTES[route], "batch": 5}
+    deferred, in_step, cut = (
+        train(**SMALL, num_envs=2, run_dir=str(tmp_path / name), signal={**signal, "scoring": scoring})
+        for name, scoring in (("a", "deferred"), ("b", "in-step"), ("c", "deferred"))
+    )
+    assert_equal_runs(deferred, in_step)
+    path_of(cut.checkpoints, cut.config.epochs).unlink()
+    assert_equal_runs(deferred, resume(cut.path, quiet=True))
+    assert not verify(deferred, epochs=1).differences
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_shuffled_run_begins_with_the_numbers_of_the_scorer_and_learns_otherwise(tmp_path, route):
+    """Episodes of 20 steps all have 5 scores, so those of an epoch are the same numbers in another order."""
+    settings = {**SMALL, "total_steps": 720, "steps_per_epoch": 360}
+    plain, shuffled = (
+        train(**settings, run_dir=str(tmp_path / scorer.partition(":")[0]),
+              signal={**SHUFFLED, **ROUTES[route], "scorer": scorer})
+        for scorer in (SIGNAL["scorer"], SHUFFLED["scorer"])
+    )  # fmt: skip
+    first = [[e for e in run.rows("episodes") if e["epoch"] == 1] for run in (plain, shuffled)]
+    assert [e["scenario"] for e in first[0]] == [e["scenario"] for e in first[1]]
+    for name in ("kappa", "negative_score"):
+        numbers = [[e[name] for e in rows] for rows in first]
+        assert numbers[0] != numbers[1]
+        np.testing.assert_allclose(np.sort(numbers[0]), np.sort(numbers[1]), rtol=1e-12)
+    calibrated = [[e for e in run.events() if e["event"] == "calibrated"] for run in (plain, shuffled)]
+    assert [{**e, "time": 0} for e in calibrated[0]] == [{**e, "time": 0} for e in calibrated[1]]
+    assert (final(plain).arrays["networks"] != final(shuffled).arrays["networks"]).any()
+
+
+def test_a_run_with_shuffled_scores_is_traced_with_the_scorer_that_looked(tmp_path):
+    run = train(**SMALL, run_dir=str(tmp_path / "run"), signal=SHUFFLED)
+    assert run.config.signal.scorer == SHUFFLED["scorer"]
+    assert "scorer" in run.recorded()["source"]
+    steps = trace(run, episodes=2, every=4, write=True)
+    assert steps["negative"].drop_nulls().len()
+    about = read_about(run.trace_path("held-out"))
+    assert [entry["scorer"] for entry in about["scorers"]] == [SIGNAL["scorer"]]
+    unchecked = [entry for entry in audit(run.path).unchecked if "no-lead-time" in entry.codes]
+    assert [entry.reason.partition(":")[0] for entry in unchecked] == ["a control"]
 
 
 def test_calibration_is_recorded_and_kept_on_resume(tmp_path):

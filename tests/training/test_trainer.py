@@ -32,6 +32,7 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_other_ones(tmp_path):
                                       {"method": "ppo"}, {"normalise_observations": False}, {"action_repeat": 3},
                                       {"observe_changes": 2},
                                       {"observation_clip": 2.0, "multiplier": {"warmup_epochs": 3}},
+                                      {"observation_floor": 0.3},
                                       {"learner": {"update_iters": 2, "critic_warmup_epochs": 3, "std_floor": 0.9,
                                                    "scale_rewards": True, "value_clip": 0.2, "output_gain": 0.01,
                                                    "lr_schedule": "cosine", "lr_floor": 0.1, "critic_lr_decay": True,

@@ -10,6 +10,7 @@ import tyro
 
 from vlmsafe.cli.terminal import err, out, parse
 from vlmsafe.config.methods import CLONE
+from vlmsafe.numerics.normaliser import STD_FLOOR
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class CloneCommand:
     """Steps over which the clone also observes by how much each value has changed; 0 for none."""
     braking_weight: float = 1.0
     """How many times a state counts in which the scripted driver brakes."""
+    observation_floor: float = STD_FLOOR
+    """The least deviation by which an observation is divided; a larger one keeps rare, large values apart."""
     budget: float | None = None
     """Cost that an episode may have, for evaluations; by default the environment's."""
     seed: int = 0
@@ -62,7 +65,8 @@ def clone_verb(argv: list[str]) -> None:
 
         run = clone(
             command.env, steps=command.steps, passes=command.passes, rounds=command.rounds, hidden=command.hidden,
-            observe_changes=command.observe_changes, braking_weight=command.braking_weight, budget=command.budget,
+            observe_changes=command.observe_changes, braking_weight=command.braking_weight,
+            observation_floor=command.observation_floor, budget=command.budget,
             seed=command.seed, processes=command.processes, run_dir=command.run_dir, on_progress=on_progress,
         )  # fmt: skip
     error = run.rows("epochs")[-1]["imitation_error"]

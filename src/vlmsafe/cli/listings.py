@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from vlmsafe.cli.terminal import NARROW, NoOptions, PathText, err, listing, out, parse
-from vlmsafe.config.methods import METHODS, differences, period_in_words
+from vlmsafe.config.methods import METHODS, OFF_POLICY_METHODS, differences, period_in_words
 from vlmsafe.envs.registry import ENVS
 from vlmsafe.errors import InputError, RunError
 
@@ -128,7 +128,7 @@ def methods_verb(argv: list[str]) -> None:
         _methods_diff(*command.names)
         return
     table = listing("method", "in the paper", "what it is", "made of")
-    for method in METHODS.values():
+    for method in (METHODS | OFF_POLICY_METHODS).values():
         table.add_row(method.name, method.paper, method.summary, method.composition())
     out.print(table)
     out.print(f"The paper's arms have CLIP where this says embedded: --scorer clip gives them. {_AUTO_GATE}")

@@ -34,7 +34,7 @@ from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.io.source import SourceHash
 from vlmsafe.learners.learner import Losses
 from vlmsafe.learners.networks import Stack
-from vlmsafe.numerics.normaliser import Normaliser
+from vlmsafe.numerics.normaliser import STD_FLOOR, Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.digest import COLUMN, record_digest
 from vlmsafe.runs.layout import is_run
@@ -57,6 +57,7 @@ def clone(
     hidden: Sequence[int] = CLONE.learner.hidden,
     observe_changes: int = 0,
     braking_weight: float = 1.0,
+    observation_floor: float = STD_FLOOR,
     budget: float | None = None,
     seed: int = 0,
     processes: int = 2,
@@ -69,7 +70,8 @@ def clone(
     rounds records as many steps in which the clone drives and the scripted driver says what it would do, and fits a new
     policy to everything recorded so far. With `observe_changes` the clone also sees by how much its observation has
     changed over so many steps. A state in which the scripted driver brakes counts `braking_weight` times: few states
-    decide whether a drive ends in a crash, and in most of them the driver brakes. `budget` is the cost that an episode
+    decide whether a drive ends in a crash, and in most of them the driver brakes. Observations are divided by their
+    standard deviation, or by `observation_floor` where that is larger. `budget` is the cost that an episode
     may have, by default the environment's; evaluations compare with it.
 
     The same settings and seed give the same run with any number of `processes`. Nothing is written before the clone is
@@ -87,13 +89,15 @@ def clone(
         if value < least:
             raise InputError(f"{name} is {value}; expected {least} or more")
     place = None if run_dir is None else Path(run_dir)
-    settings = (steps, passes, rounds, tuple(hidden), seed, place, observe_changes, braking_weight, budget)
+    settings = (
+        steps, passes, rounds, tuple(hidden), seed, place, observe_changes, braking_weight, budget, observation_floor,
+    )  # fmt: skip
     config = clone_config(env, *settings)
     if not kernels.fit(config.kernels):
         return call_in_child(
             config.kernels, clone, env, steps=steps, passes=passes, rounds=rounds, hidden=tuple(hidden),
-            observe_changes=observe_changes, braking_weight=braking_weight, budget=budget, seed=seed,
-            processes=processes, run_dir=run_dir, callbacks={"on_progress": on_progress},
+            observe_changes=observe_changes, braking_weight=braking_weight, observation_floor=observation_floor,
+            budget=budget, seed=seed, processes=processes, run_dir=run_dir, callbacks={"on_progress": on_progress},
         )  # fmt: skip
     _refuse_overwriting(config)
     config.spec.require()
@@ -123,13 +127,14 @@ def clone_config(
     observe_changes: int = 0,
     braking_weight: float = 1.0,
     budget: float | None = None,
+    observation_floor: float = STD_FLOOR,
 ) -> TrainConfig:
     """The settings of the run: a round is what an epoch is to trained runs."""
     defaults = method_defaults(CLONE.name)
     learner = dataclasses.replace(defaults.learner, hidden=hidden, update_iters=passes, braking_weight=braking_weight)
     return dataclasses.replace(
         defaults, env=env, seed=seed, total_steps=steps * (1 + rounds), steps_per_epoch=steps, run_dir=run_dir,
-        observe_changes=observe_changes, budget=budget, learner=learner,
+        observe_changes=observe_changes, observation_floor=observation_floor, budget=budget, learner=learner,
     ).resolved()  # fmt: skip
 
 
@@ -176,7 +181,7 @@ def _fit(
         if stop.requested:
             raise _interrupted(stop)
 
-    normaliser = statistics_of(recorded, config.observation_clip)
+    normaliser = statistics_of(recorded, config.observation_clip, config.observation_floor)
     rng = np.random.default_rng((config.seed, _FIT, number))
     stack, error = regress(recorded, normaliser, config.learner, rng, on_pass)
     return (stack, normaliser), error

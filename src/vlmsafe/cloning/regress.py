@@ -13,15 +13,15 @@ from vlmsafe.errors import Divergence
 from vlmsafe.learners.networks import Shape, Stack
 from vlmsafe.learners.schedules import falling_share
 from vlmsafe.numerics.adam import Adam
-from vlmsafe.numerics.normaliser import Array, Normaliser
+from vlmsafe.numerics.normaliser import STD_FLOOR, Array, Normaliser
 
 WEIGHT_DECAY = 0.1
 """The share of a weight that AdamW removes per step, times the learning rate."""
 
 
-def statistics_of(recorded: Sequence[Demonstrations], clip: float) -> Normaliser:
+def statistics_of(recorded: Sequence[Demonstrations], clip: float, floor: float = STD_FLOOR) -> Normaliser:
     """The normaliser of all recorded observations."""
-    normaliser = Normaliser.empty(recorded[0].observations.shape[1], clip)
+    normaliser = Normaliser.empty(recorded[0].observations.shape[1], clip, floor)
     for part in recorded:
         mean = part.observations.mean(axis=0, dtype=np.float64)
         m2 = ((part.observations - mean) ** 2).sum(axis=0)

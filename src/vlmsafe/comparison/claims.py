@@ -20,7 +20,10 @@ from vlmsafe.comparison.settings import named_pattern
 from vlmsafe.config.yaml import from_dict, read_yaml
 from vlmsafe.errors import InputError, unknown_name
 
-Outcome = Literal["cost", "violation", "catastrophe", "env_return", "shaped_return", "arrived", "arrived_without_cost"]
+Outcome = Literal[
+    "cost", "cost_per_distance", "violation", "catastrophe", "env_return", "shaped_return", "arrived",
+    "arrived_without_cost",
+]  # fmt: skip
 Kind = Literal["difference", "non-inferiority", "equivalence"]
 Test = Literal["permutation", "sign-flip", "welch", "paired-t", "bootstrap", "none"]
 Sides = Literal["less", "greater", "two-sided"]
@@ -33,8 +36,8 @@ ENTRIES = ("comparisons", "correction", "contrasts")
 """Of a claims file."""
 WINDOWS: dict[Window, int] = {"final": 1, "last-5": 5, "last-10": 10}
 BETTER: dict[Outcome, int] = {
-    "cost": -1, "violation": -1, "catastrophe": -1, "env_return": 1, "shaped_return": 1, "arrived": 1,
-    "arrived_without_cost": 1,
+    "cost": -1, "cost_per_distance": -1, "violation": -1, "catastrophe": -1, "env_return": 1, "shaped_return": 1,
+    "arrived": 1, "arrived_without_cost": 1,
 }  # fmt: skip
 """-1 where lower is better, 1 where higher is."""
 RATES: tuple[Outcome, ...] = ("violation", "catastrophe", "arrived", "arrived_without_cost")
@@ -212,7 +215,8 @@ def _check_level(claim: Claim | ContrastClaim, source: str) -> None:
 
 def _check_margin(claim: Claim, source: str) -> None:
     """A margin has a unit that fits the outcome, and belongs to a claim that has a direction of its own."""
-    unit = "pp" if claim.outcome in RATES else "cost" if claim.outcome == "cost" else "return"
+    of_cost = claim.outcome in ("cost", "cost_per_distance")
+    unit = "pp" if claim.outcome in RATES else "cost" if of_cost else "return"
     if claim.kind == "difference":
         if claim.margin:
             raise InputError(

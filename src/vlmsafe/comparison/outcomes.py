@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from vlmsafe.analysis.statistics import Clusters, Float64, clusters, thresholds
 from vlmsafe.analysis.tables import floats
+from vlmsafe.analysis.tails import distance_of
 from vlmsafe.comparison.claims import RATES, WINDOWS, Outcome, Window
 from vlmsafe.comparison.comparisons import Comparison
 from vlmsafe.runs.records import ArmRecord, RunRecord
@@ -19,6 +21,7 @@ Values = Mapping[int | str, float]
 
 WORDS: dict[Outcome, str] = {
     "cost": "cost",
+    "cost_per_distance": "cost per distance",
     "violation": "violation rate",
     "catastrophe": "catastrophe rate",
     "env_return": "environment return",
@@ -68,9 +71,22 @@ def _trained(run: RunRecord, outcome: Outcome, window: int) -> float | None:
 
 def _evaluated(run: RunRecord, outcome: Outcome, protocol: str) -> float | None:
     table = run.evaluations.get(protocol)
+    if table is not None and outcome == "cost_per_distance":
+        return _per_distance(table)
     if table is None or outcome == "shaped_return" or outcome not in table.columns:
         return None
     return float(np.mean(floats(table, outcome)))
+
+
+def _per_distance(table: pl.DataFrame) -> float | None:
+    """The cost of all episodes over the distance of all, in the unit that the environment's tables allow.
+
+    Arms of one environment record the same columns, so they have the same unit (`vlmsafe.analysis.tails.DISTANCES`).
+    """
+    distance = distance_of([table])
+    if distance is None or "cost" not in table.columns:
+        return None
+    return float(floats(table, "cost").sum() / floats(table, distance.column).sum() * distance.size)
 
 
 def rate_episodes(run: RunRecord, outcome: Outcome, source: str, window: Window = "final") -> Float64 | None:

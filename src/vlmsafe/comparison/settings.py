@@ -27,6 +27,7 @@ _OF_ALGORITHM = {
     "focops": r"learner\.focops_.*",
     "p3o": r"learner\.p3o_.*",
     "cpo": r"learner\.(cg_.*|line_search_.*)",
+    "sac": r"learner\.sac\..*",
 }
 _FIRST_ORDER_ONLY = r"learner\.(actor_lr|lr_decay|clip_ratio|kl_early_stop)"
 
@@ -52,8 +53,8 @@ _PARTS_OF_SIGNAL = (
 # Conditions of training. A comparison is about one of them only if it says so.
 CONDITIONS = (
     "total_steps", "extended_from", "steps_per_epoch", "num_envs", "budget", "cost_window", "normalise_observations",
-    "observation_clip", "action_repeat", "observe_changes", "init_from", "init_critics", "init_std", "init_mean",
-    "frame_indicators",
+    "observation_clip", "observation_floor", "action_repeat", "observe_changes", "init_from", "init_critics",
+    "init_std", "init_mean", "frame_indicators",
 )  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def effective(settings: Settings) -> dict[str, Any]:
         if name in ("learner.lr_schedule", "learner.lr_floor"):
             falls = settings.get("learner.lr_decay", True) and algorithm != "cpo"
             return bool(falls or settings.get("learner.critic_lr_decay"))
-        if name == "observation_clip":
+        if name in ("observation_clip", "observation_floor"):
             return bool(settings["normalise_observations"])
         if name.startswith("signal.") or name.startswith("multiplier.signal_") or name == "frame_indicators":
             return signal and _signal_counts(name, settings)

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from vlmsafe.config.bounds import Finite, NonNegative, NonNegativeInt, Positive, PositiveInt, Share
 
-Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo", "clone"]
+Algorithm = Literal["ppo", "ppo-lag", "cppo-pid", "focops", "cup", "p3o", "cpo", "sac", "clone"]
+OFF_POLICY: frozenset[str] = frozenset({"sac"})
+"""Algorithms that learn from all steps of a run, and so keep them."""
+OFF_POLICY_STD = (0.01, 1.6)
+"""Standard deviations that their new policy can have: `learners.squashed` bounds the logarithm."""
+
+
+@dataclass(frozen=True)
+class SacConfig:
+    """What only soft actor-critic has."""
+
+    round_steps: PositiveInt = 100
+    """Steps between two turns of the learner within an epoch. With a thousand or more, the policy follows errors of the
+    critics for so long that a car learns to stand still."""
+    first_steps: NonNegativeInt = 2000
+    """Steps with the initial policy before the first update."""
+    return_steps: PositiveInt = 3
+    """Rewards that are summed before the critics' value continues the sum."""
+    updates_per_step: Positive = 1.0
+    """Updates of the critics for every step of an epoch."""
+    policy_delay: PositiveInt = 2
+    """Updates of the critics for every update of the policy."""
+    target_rate: Share = 0.005
+    """How far the target networks move towards the critics at an update."""
+    layer_norm: bool = True
+    """Whether the critics normalise the inputs of their hidden units, which keeps values from running away."""
+    reward_scale: Positive = 0.1
+    """Factor on rewards and, with the multiplier, on costs."""
+    initial_temperature: Positive = 0.1
+    """Weight of the entropy before the first update."""
+    temperature_lr: Positive = 3e-4
+    """Adam's learning rate for the logarithm of this weight."""
+    target_entropy: Finite = -1.0
+    """Entropy per action that the weight aims at."""
+    final_entropy: Finite | None = None
+    """What this falls to in a straight line; by default it stays as it is."""
+    entropy_share: Share = 1.0
+    """Share of the run over which it falls."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +125,7 @@ class LearnerConfig:
     """CPO: factor by which a step is shortened."""
     braking_weight: Positive = 1.0
     """Clones: how many times a state counts in which the scripted driver brakes."""
+    sac: SacConfig = field(default_factory=SacConfig)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
+from vlmsafe.config.learning import OFF_POLICY, LearnerConfig, MultiplierConfig
 from vlmsafe.config.names import full_names
 from vlmsafe.config.recipes import recipe_settings, shipped_recipes
 from vlmsafe.config.settings import PLACE, SignalConfig, TrainConfig, resolved_signal
@@ -42,7 +42,10 @@ class Method:
     def composition(self) -> str:
         """Its five choices in words."""
         multiplier, signal = self.multiplier, self.signal
-        parts = [f"{self.learner.algorithm}, {self.learner.update_iters} passes"]
+        learner = self.learner
+        off_policy = learner.algorithm in OFF_POLICY
+        work = f"{learner.sac.updates_per_step:g} updates a step" if off_policy else f"{learner.update_iters} passes"
+        parts = [f"{learner.algorithm}, {work}"]
         if multiplier.kind != "none":
             term = f", eta_2 {multiplier.signal_weight:g}" if multiplier.signal_weight else ""
             parts.append(f"{multiplier.kind} from {multiplier.initial:g}{term}")
@@ -174,6 +177,27 @@ METHODS: dict[str, Method] = {
 }  # fmt: skip
 
 
+OFF_POLICY_METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method(
+            "sac", "none", "soft actor-critic: learns from every step of the run; no constraint",
+            LearnerConfig(
+                algorithm="sac", hidden=(128, 128), batch_size=256, lr_decay=False, initial_std=0.4, output_gain=0.05,
+            ),
+            _NO_MULTIPLIER,
+        ),
+        Method(
+            "sac-lag", "none", "the same with a multiplier on the cost, in units of the reward",
+            LearnerConfig(
+                algorithm="sac", hidden=(128, 128), batch_size=256, lr_decay=False, initial_std=0.4, output_gain=0.05,
+            ),
+            MultiplierConfig(kind="adam", initial=0.0, learning_rate=0.5, upper_bound=40.0),
+        ),
+    )
+}  # fmt: skip
+"""Methods that are no arms of the paper: they learn with fewer steps."""
+
 CLONE = Method(
     "clone",
     "none",
@@ -191,9 +215,10 @@ def method(name: str) -> Method:
     """The method of that name."""
     if name == CLONE.name:
         return CLONE
-    if name not in METHODS:
-        raise unknown_name("method", name, METHODS)
-    return METHODS[name]
+    known = METHODS | OFF_POLICY_METHODS
+    if name not in known:
+        raise unknown_name("method", name, known)
+    return known[name]
 
 
 def method_defaults(name: str, base: TrainConfig | None = None) -> TrainConfig:
@@ -213,11 +238,12 @@ def config_from(settings: Mapping[str, Any], source: str = "settings", method_na
 
     Values may be nested, or stand under dotted names or those of the command line. `method_name` names the method where
     the values do not. Where both name one they must agree, because a file of settings holds the defaults of its method.
+    The method of a recipe is used where nothing else names one.
     """
     settings = full_names(settings, source)
     recipe = settings.get("recipe")
     shared = recipe_settings(str(recipe)) if recipe is not None else {}
-    name = settings.get("method", shared.get("method", method_name or TrainConfig.method))
+    name = settings.get("method", method_name or shared.get("method", TrainConfig.method))
     if not isinstance(name, str):
         raise InputError(f"{source}: method must be a name, got {type(name).__name__}")
     if method_name not in (None, name):
@@ -333,9 +359,10 @@ def differences(one: str, other: str) -> dict[str, tuple[Any, Any]]:
 
 def _named(name: str, beside: str) -> TrainConfig:
     """The settings of a method, or of a recipe with the method that it names, else with the one beside it."""
-    if name in METHODS:
+    known = METHODS | OFF_POLICY_METHODS
+    if name in known:
         return method_defaults(name)
     if name not in (recipes := shipped_recipes()):
-        raise unknown_name("method or recipe", name, [*METHODS, *recipes])
+        raise unknown_name("method or recipe", name, [*known, *recipes])
     own = "method" in recipe_settings(name)
-    return config_from({"recipe": name}, name, beside if beside in METHODS and not own else None)
+    return config_from({"recipe": name}, name, beside if beside in known and not own else None)

@@ -27,12 +27,12 @@ from vlmsafe.config.bounds import (
     Share,
     out_of_bounds,
 )
-from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
+from vlmsafe.config.learning import OFF_POLICY, OFF_POLICY_STD, LearnerConfig, MultiplierConfig
 from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.registry import env_spec, world_name
 from vlmsafe.errors import InputError
 from vlmsafe.kernels import Kernels
-from vlmsafe.numerics.normaliser import CLIP
+from vlmsafe.numerics.normaliser import CLIP, STD_FLOOR
 from vlmsafe.signals.gate import FITTED, GATES, ONE_SIDED
 from vlmsafe.signals.platt import DangerLabel
 from vlmsafe.signals.prompts import shipped_prompts
@@ -103,7 +103,7 @@ class SignalConfig:
 
     scorer: Annotated[str, tyro.conf.arg(aliases=("--scorer",))] = "none"
     """What scores: embedded, clip[:<model>], qwen2-vl[:<model>], transformers:<model>, openai:<model>@<url>, rnd,
-    constant:<value>, noise, oracle, python:<module>:<name>."""
+    constant:<value>, noise, oracle, shuffled[:<scorer>], python:<module>:<name>."""
     prompts: Annotated[str | None, tyro.conf.arg(aliases=("--prompts",))] = None
     """Prompt set: a name shipped with the package or a YAML file; by default the environment's own."""
     rule: Literal["none", "decoupled", "coupled", "clg", "yes-no", "novelty"] = "none"
@@ -223,6 +223,9 @@ class TrainConfig:
     """Whether observations are standardised by their running mean and deviation."""
     observation_clip: Positive = CLIP
     """Deviations from the mean at which standardised observations are cut."""
+    observation_floor: Positive = STD_FLOOR
+    """Least deviation by which they are divided. A value that is nearly always the same has a small one, and all its
+    rare values are then cut to the same number."""
     action_repeat: PositiveInt = 1
     """Simulator steps for which an action is kept. Together they are one step of the run, with their summed cost."""
     observe_changes: NonNegativeInt = 0
@@ -384,6 +387,23 @@ def _problems(config: TrainConfig) -> Iterator[str]:
     learner, signal = config.learner, config.signal
     if learner.algorithm == "cup" and learner.gamma == 1.0:
         yield "learner.gamma is 1; CUP divides by 1 - gamma, so it must be less"
+    if learner.algorithm in OFF_POLICY:
+        unused = {
+            "learner.final_std": learner.final_std, "learner.scale_rewards": learner.scale_rewards,
+            "init_critics": config.init_critics, "init_std": config.init_std,
+            "signal.scorer": signal.scorer != "none",
+        }  # fmt: skip
+        if config.num_envs > 1:
+            yield f"num_envs is {config.num_envs}; the learner '{learner.algorithm}' acts in one process: drop it"
+        for name in (name for name, value in unused.items() if value):
+            yield f"{name} is set, but the learner '{learner.algorithm}' has no use for it; drop it"
+        low, high = OFF_POLICY_STD
+        given = learner.initial_std if isinstance(learner.initial_std, tuple) else (learner.initial_std,)
+        if not all(low <= std <= high for std in given):
+            yield (
+                f"learner.initial_std is {learner.initial_std}; the learner '{learner.algorithm}' takes values from "
+                f"{low:g} to {high:g}"
+            )
     for name, part in (("multiplier", config.multiplier), ("signal.multiplier", signal.multiplier)):
         if part.upper_bound is not None and not part.upper_bound >= part.initial:
             yield f"{name}.upper_bound is {part.upper_bound}; it must be at least {name}.initial, {part.initial}"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from vlmsafe.envs.api import Env, Observation
 from vlmsafe.learners.policy import Policy
+from vlmsafe.learners.squashed import SquashedPolicy
 from vlmsafe.numerics.normaliser import Normaliser
 
 Action = NDArray[np.float64]
@@ -41,7 +42,7 @@ class Agent:
     """A trained policy as it was at a checkpoint."""
 
     name: str
-    policy: Policy
+    policy: Policy | SquashedPolicy
     normaliser: Normaliser | None
     repeat: int = 1
     """Steps for which it keeps an action."""

@@ -63,9 +63,12 @@ class GatedScorer:
 
 
 def default_scorers(config: TrainConfig, prompts: str | None) -> list[str]:
-    """The scorers of a trace that names none: the run's own, else `embedded` if there are prompts for it."""
+    """The scorers of a trace that names none: the run's own, else `embedded` if there are prompts for it.
+
+    A run with `shuffled` is traced with the scorer whose scores it shuffles: a trace shows what a scorer sees.
+    """
     if config.signal.scorer != NO_SCORER:
-        return [config.signal.scorer]
+        return [str(parse_scorer(config.signal.scorer).unshuffled)]
     return [] if prompts is None and config.spec.prompts is None else [DEFAULT_SCORER]
 
 
@@ -90,7 +93,7 @@ def gated_scorers(
     default the run's own scorer looks at as many as in the run.
     """
     signal = plan.run.config.signal
-    own = None if signal.scorer == NO_SCORER else signal.scorer
+    own = None if signal.scorer == NO_SCORER else str(parse_scorer(signal.scorer).unshuffled)
     names = [parse_scorer(name).absolute for name in scorers or default_scorers(plan.run.config, prompts)]
     loaded: dict[str, GatedScorer] = {}
     for name in names:

@@ -21,6 +21,7 @@ import gymnasium
 import numpy as np
 
 from vlmsafe import kernels
+from vlmsafe.config.learning import OFF_POLICY
 from vlmsafe.envs.api import Env, EnvSpec
 from vlmsafe.envs.episodes import begin_episode, step_episode
 from vlmsafe.envs.registry import env_spec, world_name
@@ -31,6 +32,8 @@ from vlmsafe.evaluation.protocols import Protocol, protocol
 from vlmsafe.io.source import SourceHash
 from vlmsafe.learners.networks import Stack
 from vlmsafe.learners.policy import ActionMap, Policy
+from vlmsafe.learners.sac import policy_of
+from vlmsafe.learners.squashed import SquashedPolicy
 from vlmsafe.numerics.normaliser import Array, Normaliser
 from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.drivers import open_run
@@ -60,7 +63,7 @@ class EpisodeStep(NamedTuple):
 class EpisodeTask:
     """One or more episodes, one after another, in one simulator."""
 
-    policy: Policy
+    policy: Policy | SquashedPolicy
     normaliser: Normaliser | None
     scenarios: Sequence[int]
     traffic_seeds: Sequence[int | None]
@@ -324,12 +327,15 @@ def _check_sizes(run: Run, checkpoint: Checkpoint, spec: EnvSpec) -> None:
             )
 
 
-def load_policy(run: Run, checkpoint: Checkpoint) -> tuple[Policy, Normaliser | None]:
+def load_policy(run: Run, checkpoint: Checkpoint) -> tuple[Policy | SquashedPolicy, Normaliser | None]:
     """The policy and the frozen normaliser of a checkpoint."""
-    stack = Stack(checkpoint.shape, checkpoint.arrays["networks"])
-    if not run.config.normalise_observations:
-        return stack.policy(), None
-    return stack.policy(), Normaliser.from_arrays(checkpoint.arrays)
+    networks = checkpoint.arrays["networks"]
+    policy: Policy | SquashedPolicy
+    if run.config.learner.algorithm in OFF_POLICY:
+        policy = policy_of(checkpoint.shape, networks)
+    else:
+        policy = Stack(checkpoint.shape, networks).policy()
+    return policy, Normaliser.from_arrays(checkpoint.arrays) if run.config.normalise_observations else None
 
 
 def _policy_digest(checkpoint: Checkpoint) -> str:

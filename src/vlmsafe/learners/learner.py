@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,6 +63,16 @@ class Losses:
     """Divergence of the new policy from the one that collected the samples, summed over actions."""
     passes: int
     entropy: float
+
+    @classmethod
+    def mean(cls, parts: Sequence[Losses]) -> Losses:
+        """Those of several updates together; zeros if there was none."""
+        if not parts:
+            return cls(0.0, (0.0,), 0.0, 0, 0.0)
+        weights = [part.passes for part in parts]
+        columns = zip(*((part.policy_loss, part.kl, part.entropy, *part.critic_losses) for part in parts), strict=True)
+        policy, kl, entropy, *critics = (float(np.average(column, weights=weights)) for column in columns)
+        return cls(policy, tuple(critics), kl, sum(weights), entropy)
 
 
 def clipped_errors(error: Array, moved: Array, clip: float) -> tuple[Array, Array]:

@@ -9,8 +9,9 @@ from vlmsafe.learners.focops import FOCOPS
 from vlmsafe.learners.learner import Learner
 from vlmsafe.learners.p3o import P3O
 from vlmsafe.learners.ppo import PPO, PPOLagrangian
+from vlmsafe.learners.sac import SAC
 
-LEARNERS: dict[Algorithm, type[Learner]] = {
+LEARNERS: dict[Algorithm, type[Learner] | type[SAC]] = {
     "ppo": PPO,
     "ppo-lag": PPOLagrangian,
     "cppo-pid": PPOLagrangian,  # the same learner; its multiplier is a PID controller
@@ -18,4 +19,5 @@ LEARNERS: dict[Algorithm, type[Learner]] = {
     "cup": CUP,
     "p3o": P3O,
     "cpo": CPO,
+    "sac": SAC,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,10 @@ Array = NDArray[np.float32]
 
 # Arrays, because numpy converts a Python number at every call.
 _ONE = np.array(1.0)
-_STD_FLOOR = np.array(1e-2)
 CLIP = 5.0
 """Deviations from the mean at which a standardised observation is cut, unless a run says otherwise."""
+STD_FLOOR = 1e-2
+"""The least deviation by which it is divided, unless a run says otherwise."""
 
 
 @dataclass
@@ -31,27 +32,36 @@ class Normaliser:
     m2: NDArray[np.float64]
     """Sum of squared deviations from the mean."""
     clip: float = CLIP
+    floor: float = STD_FLOOR
 
     @classmethod
-    def empty(cls, dimension: int, clip: float = CLIP) -> Normaliser:
-        return cls(0.0, np.zeros(dimension), np.zeros(dimension), clip)
+    def empty(cls, dimension: int, clip: float = CLIP, floor: float = STD_FLOOR) -> Normaliser:
+        return cls(0.0, np.zeros(dimension), np.zeros(dimension), clip, floor)
+
+    @classmethod
+    def of(cls, observations: Array) -> Normaliser:
+        """Statistics of rows."""
+        mean = observations.mean(axis=0, dtype=np.float64)
+        return cls(float(len(observations)), mean, ((observations - mean) ** 2).sum(axis=0))
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]]) -> Normaliser:
         """The normaliser that gave `arrays`."""
         count, mean, m2 = (arrays[f"normaliser.{name}"].copy() for name in ("count", "mean", "m2"))
         clip = arrays.get("normaliser.clip", np.array([CLIP]))
-        return cls(float(count[0]), mean, m2, float(clip[0]))
+        floor = arrays.get("normaliser.floor", np.array([STD_FLOOR]))
+        return cls(float(count[0]), mean, m2, float(clip[0]), float(floor[0]))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Its state, for a checkpoint."""
-        # The usual limit is not among them, so that files and digests are those of versions without a choice.
+        # The usual limits are not among them, so that files and digests are those of versions without a choice.
         clip = {} if self.clip == CLIP else {"normaliser.clip": np.array([self.clip])}
+        clip |= {} if self.floor == STD_FLOOR else {"normaliser.floor": np.array([self.floor])}
         own = {"normaliser.count": np.array([self.count]), "normaliser.mean": self.mean, "normaliser.m2": self.m2}
         return own | clip
 
     def copy(self) -> Normaliser:
-        return Normaliser(self.count, self.mean.copy(), self.m2.copy(), self.clip)
+        return Normaliser(self.count, self.mean.copy(), self.m2.copy(), self.clip, self.floor)
 
     def update(self, observation: Array) -> None:
         """Add one observation."""
@@ -74,7 +84,7 @@ class Normaliser:
     def std(self) -> NDArray[np.float64]:
         """Deviation, never below a floor that keeps constant inputs finite."""
         variance = self.m2 / max(self.count - 1.0, 1.0)
-        return np.maximum(np.sqrt(variance), _STD_FLOOR)
+        return np.maximum(np.sqrt(variance), self.floor)
 
     def normalise(self, observation: Array) -> Array:
         """The observation as the networks see it; changes no statistic."""
@@ -83,6 +93,21 @@ class Normaliser:
         standardised = observation - self.mean
         standardised /= self.std
         return _clipped(standardised, np.array(-self.clip), np.array(self.clip)).astype(np.float32)
+
+    def standardiser(self) -> Callable[[Array], Array]:
+        """`normalise` for many observations at a time, in float32: the statistics are rounded first."""
+        if self.count <= 1:
+            return np.asarray
+        mean, inverse = self.mean.astype(np.float32), (1.0 / self.std).astype(np.float32)
+        clip = np.float32(self.clip)
+
+        def standardise(observations: Array) -> Array:
+            rows = observations - mean
+            rows *= inverse
+            np.minimum(rows, clip, out=rows)
+            return np.maximum(rows, -clip, out=rows)
+
+        return standardise
 
 
 class RunningNormaliser:
@@ -108,6 +133,7 @@ class RunningNormaliser:
         self._seen_before = start.count
         self._divisor = np.empty(())
         self._lowest, self._highest = np.array(-start.clip), np.array(start.clip)
+        self._floor = np.array(start.floor)
 
     def see(self, observation: Array, out: Array) -> None:
         """Add one observation, and write it to `out` as the networks see it."""
@@ -129,7 +155,7 @@ class RunningNormaliser:
         self._divisor[...] = divisor
         np.divide(self._running_m2, self._divisor, standardised)
         np.sqrt(standardised, standardised)
-        np.maximum(standardised, _STD_FLOOR, out=standardised)
+        np.maximum(standardised, self._floor, out=standardised)
         np.divide(self._running_shift, standardised, standardised)
         out[...] = _clipped(standardised, self._lowest, self._highest)
 

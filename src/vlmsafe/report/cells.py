@@ -27,6 +27,7 @@ INTERVALS = (
 MARK = "†"
 QUANTITIES: dict[Outcome, str] = {
     "cost": "cost",
+    "cost_per_distance": "cost_per_distance",
     "violation": "violation_pct",
     "catastrophe": "catastrophe_pct",
     "env_return": "environment_return",
@@ -38,6 +39,7 @@ QUANTITIES: dict[Outcome, str] = {
 _METRICS = {"path": "path_length", "net_progress": "progress"}
 _HEADINGS = {
     "cost": "cost",
+    "cost_per_distance": "cost per distance",
     "violation": "violation %",
     "catastrophe": "catastrophe %",
     "env_return": "env. return",
@@ -47,6 +49,7 @@ _HEADINGS = {
 }
 _HINTS = {
     "cost": "mean episode cost",
+    "cost_per_distance": "cost of all episodes over the distance of all: of a whole route, of 100 m or of 1,000 steps",
     "violation": "share of episodes that cost more than the budget",
     "catastrophe": "share of episodes that cost more than four budgets",
     "env_return": "return of the environment, without any bonus",

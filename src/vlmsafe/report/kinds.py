@@ -58,6 +58,9 @@ TABLES: Mapping[str, Kind] = {
     "training": Kind(
         "arm by arm from training: cost, returns, seeds over budget", "arms.training", usual=True, first=True
     ),
+    "learning": Kind(
+        "arm by arm: cost of all training episodes, and the steps until the budget is met", "learning.learning"
+    ),
     "by-environment": Kind(
         "arms in rows, environments in columns, one outcome", "arms.by_environment", options=("windows",)
     ),

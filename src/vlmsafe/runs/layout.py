@@ -9,6 +9,7 @@
     timing.jsonl      seconds per stage of each epoch
     events.jsonl      what happened to the run: starts, stops, crashes, fallbacks
     checkpoints/      see `checkpoint`
+    replay/           see `experience`; only in runs of methods that learn from all steps
     evaluations/      held-out.parquet: one row per episode; one table per protocol
     traces/           held-out.parquet: one row per step; one table per protocol
                       held-out.json: the trace's scorers, prompts and gates

@@ -33,6 +33,7 @@ from vlmsafe.runs.checkpoint import (
     save_checkpoint,
     saved_epochs,
 )
+from vlmsafe.runs.experience import FOLDER
 from vlmsafe.runs.layout import CONFIG, PROMPTS, ROW_FILES, START, evaluation_path, is_run, row_file, trace_path
 from vlmsafe.runs.surroundings import source_record, surroundings
 from vlmsafe.signals.prompts import PromptSet, load_prompts
@@ -111,7 +112,7 @@ class Run:
                 (self.path / name).unlink(missing_ok=True)
             for name in ("events", *ROW_FILES):
                 row_file(self.path, name).unlink(missing_ok=True)
-            for folder in (self.checkpoints, self.evaluations, self.path / "tensorboard"):
+            for folder in (self.checkpoints, self.evaluations, self.path / "tensorboard", self.path / FOLDER):
                 shutil.rmtree(folder, ignore_errors=True)
             # The caller holds the lock. It goes with the directory, unless the user keeps other files there.
             if [path.name for path in self.path.iterdir()] == ["lock"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vlmsafe.config.learning import OFF_POLICY
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.envs.registry import GYM_MODULE, env_spec
 from vlmsafe.errors import InputError
@@ -25,6 +26,12 @@ def read_start(config: TrainConfig) -> Checkpoint | None:
     if not found.trained:
         raise InputError(f"init_from is {config.init_from}, which holds only an untrained start; train it first")
     settings = found.values["config"]
+    theirs, ours = settings["learner"]["algorithm"], config.learner.algorithm
+    if theirs != ours and OFF_POLICY & {theirs, ours}:
+        raise InputError(
+            f"init_from is {config.init_from}, a policy of the learner '{theirs}', which the learner '{ours}' cannot "
+            f"train on; expected one of '{ours}'"
+        )
     _check_family(config, settings["env"])
     normalised = settings["normalise_observations"]
     if normalised != config.normalise_observations:

@@ -47,6 +47,8 @@ _PAPER_WINDOWS = {
     "paper-200": "evaluation-200",
 }
 """The evaluation of the paper that a protocol repeats."""
+_CHOOSING = "selection"
+"""The protocol for choosing, whose scenarios no result is reported on."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def study_power(
     arms, notes = _pilot(pilot, planned) if pilot is not None else ({}, [])
     rows = []
     for test in planned:
-        found = spread(test, known_arms(arms, test), "pilot runs")
+        found = _pilot_spread(test, arms)
         if found is None and any(env == test.env for env, _ in arms):
             notes.append(
                 f"the pilot runs on {test.env} tell nothing about {test.claim.outcome} from {test.source}: fewer than "
@@ -98,6 +100,17 @@ def study_power(
     if any(row.spread is None for row in rows):
         notes.append("some runs of each arm, in a folder given as --pilot, tell how much runs differ")
     return StudyPower(tuple(rows), tuple(dict.fromkeys(notes)))
+
+
+def _pilot_spread(test: PlannedTest, arms: Mapping[tuple[str, str], ArmRecord]) -> Spread | None:
+    """Deviations between pilot runs, from the claimed evaluation or else from 'selection'.
+
+    A pilot chooses settings, so it should not look at the scenarios on which its study is decided.
+    """
+    found = spread(test, known_arms(arms, test), "pilot runs")
+    if found is not None or test.source == "training":
+        return found
+    return spread(test, known_arms(arms, replace(test, source=_CHOOSING)), f"pilot runs ({_CHOOSING})")
 
 
 def _check(difference: float | None, wanted: float) -> None:

@@ -310,8 +310,10 @@ def shrunk_config(config: TrainConfig, scale: float) -> TrainConfig:
 
 def with_scorer(config: TrainConfig, scorer: str, source: str) -> TrainConfig:
     """The configuration with another scorer in place of a model that must be downloaded; other scorers stay."""
-    if not kind_of(config.signal.scorer).downloaded:
+    named = parse_scorer(config.signal.scorer) if config.signal.scorer != "none" else None
+    if named is None or not named.kind.downloaded:
         return config
+    scorer = f"{named.kind.name}:{scorer}" if named.kind.shuffles else scorer
     rules = kind_of(scorer).rules
     if rules is not None and config.signal.rule not in rules:
         raise InputError(

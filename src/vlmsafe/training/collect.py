@@ -209,7 +209,7 @@ class Watcher:
 
 
 @dataclass
-class _Episode:
+class EpisodeUnderWay:
     """Counts of the episode under way."""
 
     scenario: int
@@ -255,7 +255,7 @@ def collect(
     actions, rewards, costs = np.empty((n, sizes.action), np.float32), np.empty(n), np.empty(n)
     scored = np.zeros(n, np.bool_)
     path_ends, last, terminals, episodes, hazards = [], [], [], [], []
-    episode, raw = _next_episode(env, task, rng)
+    episode, raw = next_episode(env, task.scenarios, task.traffic, rng)
     see(raw, observations[0])
     for t in range(n):
         actions[t] = action = act(observations[t], noise.at(t))
@@ -280,7 +280,7 @@ def collect(
             episodes.append(episode.record(finished=finished, info=info, progress=progress))
             if t < n - 1:
                 noise.catch_up(t + 1)
-                episode, raw = _next_episode(env, task, rng)
+                episode, raw = next_episode(env, task.scenarios, task.traffic, rng)
                 see(raw, state)
         if t % _TICK_STEPS == 0:
             tick(t + 1)
@@ -298,8 +298,11 @@ def _copy(raw: Array, out: Array) -> None:
     out[...] = raw
 
 
-def _next_episode(env: Env, task: CollectTask, rng: np.random.Generator) -> tuple[_Episode, Array]:
-    scenario = task.scenarios.draw(rng)
+def next_episode(
+    env: Env, scenarios: Scenarios, traffic: bool, rng: np.random.Generator
+) -> tuple[EpisodeUnderWay, Array]:
+    """Begin an episode on a scenario that is drawn; `traffic` says whether its traffic is drawn too."""
+    scenario = scenarios.draw(rng)
     # What a scenario leaves open is drawn here and recorded, so that an episode can be repeated.
-    details = {"traffic_seed": int(rng.integers(2**31))} if task.traffic else {}
-    return _Episode(scenario, details), begin_episode(env, scenario, details)
+    details = {"traffic_seed": int(rng.integers(2**31))} if traffic else {}
+    return EpisodeUnderWay(scenario, details), begin_episode(env, scenario, details)

@@ -32,7 +32,9 @@ from vlmsafe.signals.gate import FITTED, AnyGate
 from vlmsafe.signals.platt import HAZARDOUS, Danger, Mask, cost_ahead, in_words
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, score_named
+from vlmsafe.signals.scorers.registry import kind_of
 from vlmsafe.signals.shaping import Shaped, hold, shape
+from vlmsafe.signals.shuffling import of_other_episodes
 from vlmsafe.training.collect import ActionSource, CollectTask, Dimensions, Share, Watch
 
 
@@ -129,10 +131,15 @@ class Scoring(FrameScoring):
         assert rule != "none"
         return apply_rule(rule, joined, self.scorer.groups, self.scorer.bounds, self.config.clg_weights)
 
-    def shape(self, shares: Sequence[Share], path_ends: NDArray[np.int64]) -> Shaped:
-        """The signals of every step and what they add to reward and cost, once the epoch is collected."""
+    def shape(self, shares: Sequence[Share], path_ends: NDArray[np.int64], rng: np.random.Generator) -> Shaped:
+        """The signals of every step and what they add to reward and cost, once the epoch is collected.
+
+        `rng` is for a scorer whose scores go to other episodes.
+        """
         scores, config = self.read(shares), self.config
         scored = np.concatenate([share.scored for share in shares])
+        if kind_of(config.scorer).shuffles:
+            scores = of_other_episodes(scores, scored, path_ends, rng)
         signals = hold(scores, self.gate(scores), scored, path_ends)
         reference = self.reference if config.needs_reference else None
         return shape(signals, config.reward_weight, config.cost_weight, reference)

@@ -23,7 +23,7 @@ from vlmsafe.training.collect import DescribeTask, Dimensions
 
 # Every random choice is drawn from a generator seeded by the run's seed, a purpose and its place in the run. There is
 # no generator state to save: a resumed epoch draws what the uninterrupted one would have drawn.
-INITIAL, SHUFFLE, COLLECT, SCORER, CALIBRATE, REPEAT = range(6)
+INITIAL, SHUFFLE, COLLECT, SCORER, CALIBRATE, REPEAT, OTHER_EPISODES = range(7)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def load_scorer(
     Waits for a scoring service until `give_up` returns true.
     """
     signal = config.signal
-    name = parse_scorer(signal.scorer)
+    name = parse_scorer(signal.scorer).unshuffled
     if name.kind.rules is not None:
         check_rule(config, name.kind.rules)  # before a model is loaded, or fetched
     scorer = make_scorer(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vlmsafe import kernels
+from vlmsafe.config.learning import OFF_POLICY
 from vlmsafe.envs.checking import LARGE_OBSERVATION, size_advice
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerCrash, WorkerPool
 from vlmsafe.errors import Divergence, Interrupted, RunError
@@ -17,6 +18,7 @@ from vlmsafe.io.interrupts import StopRequest
 from vlmsafe.learners.advantages import Batch, Quantity, Rollout, estimate
 from vlmsafe.learners.learner import Losses
 from vlmsafe.learners.registry import LEARNERS
+from vlmsafe.learners.sac import SAC
 from vlmsafe.learners.schedules import annealed_std
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.numerics.return_scale import ReturnScale
@@ -33,8 +35,9 @@ from vlmsafe.signals.shaping import Shaped
 from vlmsafe.training.collect import ActionSource, CollectTask, RandomPolicy, Share
 from vlmsafe.training.constraints import Constraints
 from vlmsafe.training.display import Display
+from vlmsafe.training.off_policy import Rounds
 from vlmsafe.training.score import Scoring, calibrate
-from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, REPEAT, SHUFFLE, Setup
+from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, OTHER_EPISODES, REPEAT, SHUFFLE, Setup
 from vlmsafe.training.summaries import Clock, EpisodeWindow, Row, episode_rows, epoch_notes, epoch_row, finished_among
 
 
@@ -56,11 +59,13 @@ class Trainer:
         signal = self.config.signal
         self.scoring = Scoring(setup.scorer, signal, setup.dimensions, setup.gate) if setup.scorer else None
         fresh = {"auto": self.spec.fresh_process, "always": True, "never": False}[self.config.fresh_workers]
-        self.workers: WorkerPool[Share] = WorkerPool(
+        off_policy = self.config.learner.algorithm in OFF_POLICY
+        self.fresh = fresh
+        self.workers: WorkerPool[Any] = WorkerPool(
             EnvRecipe(self.spec, self.spec.training),
             size=self.config.num_envs,
-            fresh=fresh,
-            max_restarts=self.config.max_worker_restarts,
+            fresh=fresh and not off_policy,  # the rounds of an epoch share a process, which `end_workers` ends
+            max_restarts=0 if off_policy else self.config.max_worker_restarts,
             on_crash=self._note_crash,
             stream=self.scoring.stream if self.scoring else None,
         )
@@ -71,7 +76,10 @@ class Trainer:
         sizes, learner, rng = self.dimensions, self.config.learner, np.random.default_rng((self.config.seed, INITIAL))
         more_critics = 1 if self.constraints.signal_multiplier else 0
         self.learner = LEARNERS[learner.algorithm](sizes.observation, sizes.action, learner, rng, more_critics)
-        self.normaliser = Normaliser.empty(sizes.observation, self.config.observation_clip)
+        self.rounds = Rounds(sizes, learner) if learner.algorithm in OFF_POLICY else None
+        self.normaliser = Normaliser.empty(
+            sizes.observation, self.config.observation_clip, self.config.observation_floor
+        )
         self.return_scale = ReturnScale(learner.gamma) if learner.scale_rewards else None
         self.window = EpisodeWindow(self.config.cost_window)
         self.probe: list[float] | None = None
@@ -88,16 +96,7 @@ class Trainer:
                         f"epoch {self.epoch + 1} failed before; attempt {self.attempt + 1} has other draws"
                     )
                 clock = Clock()
-                shares = self.collect()
-                clock.lap("collect")
-                rollout = Rollout.join([share.rollout for share in shares])
-                shaped = self.scoring.shape(shares, rollout.path_ends) if self.scoring else None
-                clock.lap("score")
-                episodes = self.add_statistics(shares, rollout, shaped)
-                self.update_multipliers(episodes)
-                batch = self.estimate_advantages(rollout, shaped)
-                clock.lap("advantages")
-                losses = self.improve_policy(batch)
+                episodes, losses = self._epoch(clock) if self.rounds is None else self.rounds.epoch(self)
                 clock.lap("update")
                 attempt = self.attempt
                 self.epoch += 1
@@ -107,6 +106,19 @@ class Trainer:
                 self._record_bill()
                 self.save_if_due()  # last, because a checkpoint remembers how far the row files have grown
             self.run.event("finished", epoch=self.epoch)
+
+    def _epoch(self, clock: Clock) -> tuple[list[Row], Losses]:
+        """Collect with one policy, then improve it."""
+        shares = self.collect()
+        clock.lap("collect")
+        rollout = Rollout.join([share.rollout for share in shares])
+        shaped = self.shape(shares, rollout)
+        clock.lap("score")
+        episodes = self.add_statistics(shares, rollout, shaped)
+        self.update_multipliers(episodes)
+        batch = self.estimate_advantages(rollout, shaped)
+        clock.lap("advantages")
+        return episodes, self.improve_policy(batch)
 
     def start_or_continue(self) -> None:
         """Continue from the newest checkpoint; without one, calibrate the scorer and save the untrained start."""
@@ -146,8 +158,7 @@ class Trainer:
         Frames that are due go to the scorer at the same time.
         """
         self._set_std()
-        policy = self.learner.policy()
-        normaliser = self.normaliser if self.config.normalise_observations else None
+        policy, normaliser = self.acting()
         tasks = [
             CollectTask(
                 policy=policy,
@@ -155,7 +166,7 @@ class Trainer:
                 scenarios=self.spec.training,
                 traffic=self.spec.traffic,
                 steps=self.config.steps_per_worker,
-                seed=self._seed(COLLECT, self.epoch, worker),
+                seed=self.seed(COLLECT, self.epoch, worker),
                 watch=self.scoring.watch if self.scoring else None,
                 metrics=self.spec.metrics,
             )
@@ -173,6 +184,30 @@ class Trainer:
         assert shares is not None
         self.workers.prepare()  # the next epoch's simulators start while this one is learned from
         return shares
+
+    def end_workers(self) -> None:
+        """After an epoch in rounds: end their process, if the next epoch needs a new one, and start that one."""
+        if self.fresh:
+            self.workers.close()
+            self.workers.prepare()
+
+    def acting(self) -> tuple[ActionSource, Normaliser | None]:
+        """Who acts, and the statistics for what it observes.
+
+        A replay holds observations as they are, so an off-policy learner's policy standardises them itself.
+        """
+        normaliser = self.normaliser if self.config.normalise_observations else None
+        if isinstance(self.learner, SAC):
+            own = None if normaliser is None else normaliser.copy()
+            return dataclasses.replace(self.learner.policy(), normaliser=own), None
+        return self.learner.policy(), normaliser
+
+    def shape(self, shares: list[Share], rollout: Rollout) -> Shaped | None:
+        """What the scores of the epoch add to reward and cost; None without a signal."""
+        if self.scoring is None:
+            return None
+        rng = np.random.default_rng(self._seed(OTHER_EPISODES, self.epoch))
+        return self.scoring.shape(shares, rollout.path_ends, rng)
 
     def _set_std(self) -> None:
         """Give the actions the standard deviation of this epoch, where a schedule says it."""
@@ -200,6 +235,7 @@ class Trainer:
 
         The cost that a critic learns may contain the signal; the cost that is reported and constrained never does.
         """
+        assert not isinstance(self.learner, SAC)
         config = self.config.learner
         rewards = rollout.rewards + (shaped.bonus if shaped else 0.0)
         if self.return_scale is not None:
@@ -234,26 +270,31 @@ class Trainer:
 
         Without a finished episode the gap is unknown; learners that read it then take the budget as just met.
         """
+        assert not isinstance(self.learner, SAC)
         self.learner.set_learning_rates(self.epoch, self.config.epochs_planned(self.epoch))
-        rng = np.random.default_rng(self._seed(SHUFFLE, self.epoch))
+        rng = np.random.default_rng(self.seed(SHUFFLE, self.epoch))
         if self.epoch < self.config.learner.critic_warmup_epochs:
             losses = self.learner.fit_critics(batch, rng)
         else:
             losses = self.learner.update(batch, self.constraints.total, self.constraints.cost_gap, rng)
+        self.check_finite(losses)
+        return losses
+
+    def check_finite(self, losses: Losses) -> None:
+        """Stop a run whose numbers overflow."""
         figures = [losses.policy_loss, *losses.critic_losses, losses.kl]
         if not (np.isfinite(figures).all() and np.isfinite(self.learner.networks.block).all()):
             raise Divergence(
                 f"the losses or networks became NaN or infinite in epoch {self.epoch + 1}; the last checkpoint is "
                 "unharmed. Rewards or costs of extreme size and large learning rates are the usual causes"
             )
-        return losses
 
     @property
     def attempt(self) -> int:
         """How often the epoch that is being trained failed before."""
         return self.attempts.get(self.epoch + 1, 0)
 
-    def _seed(self, purpose: int, *place: int) -> tuple[int, ...]:
+    def seed(self, purpose: int, *place: int) -> tuple[int, ...]:
         """The seed of some draws. An epoch that failed is repeated with other ones: the same would fail again."""
         again = (REPEAT, self.attempt) if self.attempt else ()
         return (self.config.seed, *again, purpose, *place)
@@ -290,7 +331,7 @@ class Trainer:
         calibration = self.scoring.calibration if self.scoring else None
         arrays = {
             **self.learner.state(),
-            **self.normaliser.arrays(),
+            **{name: array.copy() for name, array in self.normaliser.arrays().items()},
             "window": self.window.array(),
             **(self.return_scale.arrays() if self.return_scale else {}),
             **(self.scoring.state() if self.scoring else {}),
@@ -301,6 +342,7 @@ class Trainer:
             **self.constraints.state(),
             "calibration": calibration.to_dict() if calibration else None,
             "probe": self.probe,
+            **(self.rounds.state() if self.rounds else {}),
         }
         return Checkpoint(self.epoch, arrays, values)
 
@@ -342,6 +384,8 @@ class Trainer:
         if self.return_scale is not None:
             self.return_scale.load(arrays)
         self.constraints.load_state(values)
+        if self.rounds is not None:
+            self.rounds.load(self.run.path, self.epoch, values)
         if self.scoring is not None:
             self.scoring.check_probe(values["probe"])
             self.probe = values["probe"]
@@ -361,6 +405,7 @@ class Trainer:
         if self.config.normalise_observations:
             self.normaliser = Normaliser.from_arrays(start.arrays)
             self.normaliser.clip = self.config.observation_clip
+            self.normaliser.floor = self.config.observation_floor
         self.display.note(describe_start(start))
 
     def _calibrate_if_needed(self) -> None:
@@ -370,8 +415,7 @@ class Trainer:
         policy: ActionSource = RandomPolicy(self.dimensions.action)
         normaliser = None
         if self.config.signal.calibration.policy == "initial":
-            policy = self.learner.policy()
-            normaliser = self.normaliser if self.config.normalise_observations else None
+            policy, normaliser = self.acting()
         whose = "a random policy" if isinstance(policy, RandomPolicy) else "the initial policy"
         self.display.note(f"calibrating the scorer on {whose}'s frames")
         calibration = calibrate(
@@ -379,7 +423,7 @@ class Trainer:
             lambda: self.stop.requested,
         )  # fmt: skip
         if calibration is None:
-            raise self._interrupted("while the scorer was calibrated")
+            raise self.interrupted("while the scorer was calibrated")
         self.scoring.calibration = calibration
         self.run.event("calibrated", **calibration.to_dict())
         if calibration.warning is not None:
@@ -391,7 +435,7 @@ class Trainer:
             return
         if self.saved_epoch != self.epoch:
             self.save()
-        raise self._interrupted(f"after epoch {self.epoch} of {self.config.epochs}")
+        raise self.interrupted(f"after epoch {self.epoch} of {self.config.epochs}")
 
     @contextmanager
     def _service_not_waited_for(self) -> Iterator[None]:
@@ -400,7 +444,7 @@ class Trainer:
             yield
         except GivenUp:
             if self.saved_epoch is None:
-                raise self._interrupted("before the first epoch") from None
+                raise self.interrupted("before the first epoch") from None
             self.stop_if_asked()
             raise
 
@@ -426,7 +470,8 @@ class Trainer:
                 if bill := self.run.bill():
                     self.display.note(f"scoring cost {in_words(bill)}")
 
-    def _interrupted(self, when: str) -> Interrupted:
+    def interrupted(self, when: str) -> Interrupted:
+        """What a run raises that stops and can be continued."""
         return Interrupted(f"stopped by {self.stop.reason} {when}; continue with: {self.run.resume_command}")
 
     def _scorer_details(self) -> dict[str, Any]:

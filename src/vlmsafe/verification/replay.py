@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from vlmsafe.config.learning import OFF_POLICY
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import Interrupted
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import StopRequest, stop_on_signals
 from vlmsafe.runs.checkpoint import Checkpoint, save_checkpoint
 from vlmsafe.runs.digest import COLUMN
+from vlmsafe.runs.experience import copy_experience
 from vlmsafe.runs.layout import ROW_FILES
 from vlmsafe.runs.run import Row, Run
 from vlmsafe.training.setup import set_up
@@ -61,6 +63,8 @@ def replay(
                 # The row files of the replay begin here; the checkpoint knows the sizes of the run's.
                 values = start.values | {"row_files": dict.fromkeys(ROW_FILES, 0)}
                 save_checkpoint(run.checkpoints, dataclasses.replace(start, values=values), config.checkpoint.keep)
+                if config.learner.algorithm in OFF_POLICY:
+                    copy_experience(history.run.path, run.path, start.epoch)
             watch = _Watch(history, run, until, stop, on_steps)
             attempts = {row["epoch"]: row["attempt"] for row in history.rows if "attempt" in row}
             Trainer(run, setup, watch, stop, attempts).train()

@@ -210,6 +210,10 @@ def read_traces(arm: ArmRecord, resamples: int) -> Iterator[TracedScore | Unchec
     """The traces of an arm by protocol, for `TRACE_CHECKS`; what cannot be checked is said."""
     both = ("no-lead-time", "constant-score")
     protocols = sorted({name for run in arm.runs for name in run.traces})
+    if kind_of(arm.first.config.signal.scorer).shuffles:
+        reason = "a control: its episodes learn from the scores of others, and a trace shows their own"
+        yield Unchecked(both, (about_arm(arm),), reason)
+        return
     if not protocols:
         yield Unchecked(both, (about_arm(arm),), "no run has a trace; make them with: vlmsafe trace RUN")
     for protocol in protocols:

@@ -5,7 +5,8 @@ steers towards a point on it (pure pursuit). Where that arc is blocked or points
 short arcs in both gears and takes the best. It knows the circuit and every barrier; no policy does.
 
 The original's slow car is driven carefully, and stops for barriers. The faster car of the variant `fast` avoids them
-where that takes no detour.
+where that takes no detour. So does the slow car in the variant `sighted`, whose driver is there to be imitated: one
+that stops, reverses and remembers what it was doing cannot be learned from single observations.
 """
 
 from __future__ import annotations
@@ -45,12 +46,17 @@ class _Manner(NamedTuple):
     """Whether it drives through barriers rather than stop for them, aims at goals themselves, and has no memory."""
     eagerness: float
     """How much more speed is asked for than wanted, per m/s that is missing: the motor is slow to follow."""
+    sight: float
+    """Metres to the farthest barriers that it thinks of, and twice as many at 6 m/s."""
+    smoothing: int
+    """Rows of the way over which bends are measured. Lanes are steps, and a few of them look like a sharp bend."""
 
 
 # At 0.5 m/s the original car stops within 0.15 m. A barrier weighs next to nothing and takes no speed from a car that
-# touches it, so the faster car does not stop for one.
-_SLOW = _Manner(lateral=2.0, braking=0.7, careful=0.5, detour=50.0, bold=False, eagerness=0.0)
-_FAST = _Manner(lateral=9.0, braking=5.0, careful=1.5, detour=4.0, bold=True, eagerness=2.0)
+# touches it, so a bold driver does not stop for one.
+_SLOW = _Manner(lateral=2.0, braking=0.7, careful=0.5, detour=50.0, bold=False, eagerness=0.0, sight=6.0, smoothing=3)
+_FAST = _Manner(lateral=9.0, braking=5.0, careful=1.5, detour=4.0, bold=True, eagerness=2.0, sight=6.0, smoothing=9)
+_STEADY = _Manner(lateral=2.0, braking=0.7, careful=0.8, detour=10.0, bold=True, eagerness=0.0, sight=6.0, smoothing=9)
 _FAR = 2.0  # metres ahead to the point towards which the car is turned around
 _ARC, _POSES = 0.6, 6  # metres of a tried arc, and in how many places along it the car is placed
 
@@ -64,6 +70,8 @@ class Situation(NamedTuple):
     goal: int
     barriers: Array
     top_speed: float
+    sighted: bool = False
+    """Whether the agent that drives sees the walls, and can learn from this driver."""
 
 
 class CircuitDriver:
@@ -75,9 +83,9 @@ class CircuitDriver:
 
     def __call__(self) -> NDArray[np.float64]:
         now = self._look()
-        manner = _SLOW if now.top_speed <= 1.0 else _FAST
+        manner = _FAST if now.top_speed > 1.0 else _STEADY if now.sighted else _SLOW
         speed, goal = math.hypot(*now.velocity), GOALS[now.goal]
-        near = now.barriers[np.hypot(*(now.barriers - now.position).T) < 6.0 + speed]
+        near = now.barriers[np.hypot(*(now.barriers - now.position).T) < manner.sight * (1.0 + speed / 6.0)]
         near = near[np.hypot(*(near - goal).T) > _IN_THE_WAY]
         here, lap = circuit().nearest(now.position), len(circuit().points)
         to_goal = int(circuit().goal_indices[now.goal] - here) % lap
@@ -90,7 +98,7 @@ class CircuitDriver:
             rows = max(1, round(reach / circuit().spacing))
             target = goal if manner.bold and to_goal <= rows else way[min(len(way) - 1, rows)]
             far = goal if to_goal * circuit().spacing < _FAR else way[round(_FAR / circuit().spacing)]
-            limit = _speed_limit(way, manner.lateral, manner.braking)
+            limit = _speed_limit(way, manner.lateral, manner.braking, manner.smoothing)
         away = target - now.position
         angle = wrapped(math.atan2(away[1], away[0]) - now.heading)
         steer = math.atan2(2 * _WHEELBASE * math.sin(angle), math.hypot(*away))
@@ -147,10 +155,10 @@ def _way(now: Situation, near: Array, here: int, to_goal: int, rows: int, detour
     return nodes[np.arange(rows), lanes[::-1]]
 
 
-def _speed_limit(way: Array, lateral: float, braking: float) -> float:
+def _speed_limit(way: Array, lateral: float, braking: float, smoothing: int) -> float:
     """The speed from which every bend on the way can still be taken, with so much grip and braking."""
-    # Lanes are steps; what they amount to over three rows is what the car has to follow.
-    smooth = np.array([np.convolve(way[:, axis], np.ones(3) / 3, "valid") for axis in (0, 1)]).T
+    # Lanes are steps; what they amount to over some rows is what the car has to follow.
+    smooth = np.array([np.convolve(way[:, axis], np.full(smoothing, 1.0 / smoothing), "valid") for axis in (0, 1)]).T
     legs = np.diff(smooth, axis=0)
     lengths = np.maximum(np.hypot(*legs.T), 1e-3)
     turns = np.abs(wrapped(np.diff(np.arctan2(legs[:, 1], legs[:, 0]))))

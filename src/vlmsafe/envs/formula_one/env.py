@@ -227,7 +227,13 @@ class FormulaOne(Env):
     def _situation(self) -> Situation:
         velocity = self._data.qvel[self._model.joint("car").dofadr[0] :][:2]
         return Situation(
-            self._position, self._heading, velocity, self._goal_number, self._barrier_positions, self._top_speed
+            self._position,
+            self._heading,
+            velocity,
+            self._goal_number,
+            self._barrier_positions,
+            self._top_speed,
+            self._sighted,
         )
 
     def hazard(self) -> float:

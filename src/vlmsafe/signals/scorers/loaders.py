@@ -95,6 +95,10 @@ def load_oracle(loading: Loading) -> Scorer:
     return OracleScorer()
 
 
+def load_shuffled(loading: Loading) -> Scorer:
+    raise AssertionError("a run loads the scorer whose scores it shuffles")
+
+
 def look_up_clip(loading: Loading) -> None:
     from vlmsafe.signals.scorers.clip import look_up
 

@@ -13,6 +13,7 @@ rnd                             novelty of the observation
 constant:<value>                a control; constant:<positive>,<negative> sets the two scores separately
 noise                           a control: random scores
 oracle                          a control: the simulator's own hazard
+shuffled[:<scorer>]             a control: scores of another episode, of `embedded` or of the scorer that is named
 python:<module>:<name>          your own: a callable that takes the PromptSet and returns a Scorer
 
 A model and its libraries are imported when a scorer is loaded, not before.
@@ -24,7 +25,7 @@ import os
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -96,6 +97,9 @@ class ScorerKind:
     """Whether a scoring service can hold it for several runs: it must look at frames."""
     learns: bool = False
     """Whether scoring changes the scorer."""
+    shuffles: bool = False
+    """Whether a run gives each episode the scores of another one (`vlmsafe.signals.shuffling`). The argument is the
+    scorer whose scores they are, and the other fields are those of its kind."""
     user_code: bool = False
     """Whether it runs the user's code, which a service on a network refuses."""
     downloaded: bool = False
@@ -138,17 +142,29 @@ class ScorerName:
     @property
     def absolute(self) -> ScorerName:
         """The same scorer with the full path of its file or folder, so that a run can be resumed elsewhere."""
+        if self.kind.shuffles:
+            return ScorerName(self.kind, str(self.unshuffled.absolute))
         if self.kind.path == "file" and self.argument:
             return ScorerName(self.kind, os.path.abspath(os.path.expanduser(self.argument)))
         if self.kind.path == "folder" and os.path.isdir(self.argument):
             return ScorerName(self.kind, os.path.abspath(self.argument))
         return self
 
+    @property
+    def unshuffled(self) -> ScorerName:
+        """The scorer that looks: the one whose scores are shuffled, else this one itself."""
+        return parse_scorer(self.argument) if self.kind.shuffles else self
+
     def settle(self) -> ScorerName:
         """The same scorer with an entry that says what its model is; asks the hub if its files are not here."""
-        if self.kind.settled or self.kind.fetch is None:
+        if self.kind.settled:
             return self
-        self.kind.fetch(self.argument)
+        if self.kind.shuffles:
+            self.unshuffled.settle()
+        elif self.kind.fetch is None:
+            return self
+        else:
+            self.kind.fetch(self.argument)
         return parse_scorer(str(self))
 
     @property
@@ -171,7 +187,16 @@ def scorer_source(scorer: str) -> SourceHash | None:
     """The present source of a scorer of the user's, see `vlmsafe.io.source`; None for those of this package."""
     if not kind_of(scorer).user_code:
         return None
-    return hash_source([parse_scorer(scorer).argument.partition(":")[0]])
+    return hash_source([parse_scorer(scorer).unshuffled.argument.partition(":")[0]])
+
+
+def _as_unshuffled(argument: str) -> dict[str, Any]:
+    """The fields of a kind that shuffles: those of the scorer that it names, but for what makes a kind."""
+    inner = parse_scorer(argument).kind
+    if inner.shuffles:
+        raise InputError(f"the scorer 'shuffled' takes the name of a scorer that looks, got '{argument}'")
+    own = {"name", "load", "look_up", "narrow", "fetch", "argument", "default", "path", "shuffles"}
+    return {one.name: getattr(inner, one.name) for one in fields(ScorerKind) if one.name not in own}
 
 
 KINDS = {
@@ -262,6 +287,14 @@ KINDS = {
         ScorerKind("noise", loaders.load_noise, looks_at="noise", rules=ALL_RULES),
         ScorerKind("oracle", loaders.load_oracle, looks_at="hazard", rules=ALL_RULES),
         ScorerKind(
+            "shuffled",
+            loaders.load_shuffled,
+            narrow=_as_unshuffled,
+            argument="<scorer>",
+            default="embedded",
+            shuffles=True,
+        ),
+        ScorerKind(
             "python",
             loaders.load_python,
             look_up=loaders.look_up_python,
@@ -345,6 +378,11 @@ def make_scorer(
     or the file in which scores of frames are kept, up to `cache_mb` megabytes.
     """
     name = parse_scorer(name) if isinstance(name, str) else name
+    if name.kind.shuffles:
+        raise InputError(
+            f"the scorer '{name}' is for training runs, where an episode gets the scores of another one; use "
+            f"'{name.unshuffled}', whose scores they are"
+        )
     if precision is None or batch is None or frames is not None:
         name = name.settle()
     kind = name.kind
@@ -440,7 +478,7 @@ def look_up_scorer(
 
     Returns what it looks at and its rules; None where only the loaded scorer can say.
     """
-    named = parse_scorer(name)
+    named = parse_scorer(name).unshuffled
     kind = named.kind
     chosen = _some_prompts(named, prompts)
     loading = Loading(

@@ -107,7 +107,7 @@ def _row(name: str, runs: list[TrainConfig], speeds: Speeds, rates: Rates) -> Gp
 def model_of(config: TrainConfig) -> str:
     """The model of a run that needs a GPU; empty if it has none."""
     scorer = config.signal.scorer
-    return str(parse_scorer(scorer)) if kind_of(scorer).wants_gpu else ""
+    return str(parse_scorer(scorer).unshuffled) if kind_of(scorer).wants_gpu else ""
 
 
 def frames_of(config: TrainConfig) -> int:

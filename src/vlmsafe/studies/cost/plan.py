@@ -123,7 +123,7 @@ class Speeds:
     def _scorer(self, name: str, quantity: str) -> float | None:
         if name == NO_SCORER:
             return 0.0
-        scorer = parse_scorer(name)
+        scorer = parse_scorer(name).unshuffled
         found = self.parts.get((str(scorer), quantity))
         # Models of one kind differ in size. For other scorers, the part after the colon does not matter.
         return self.parts.get((scorer.kind.name, quantity)) if found is None and not scorer.kind.wants_gpu else found

@@ -1,0 +1,88 @@
+"""Kept runs are small, name no place, and are the finished runs of the study again where they are put back."""
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import vlmsafe
+from vlmsafe.comparison.outcomes import values_of
+from vlmsafe.runs.arms import open_arms
+from vlmsafe.runs.records import read_arms
+from vlmsafe.runs.run import Run
+
+_SPEC = importlib.util.spec_from_file_location("keep_runs", Path(__file__).parents[2] / "tools" / "keep_runs.py")
+tool = sys.modules[_SPEC.name] = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(tool)
+
+STUDY = """
+name: small
+question: Does the oracle lower the cost?
+environments: [speeding]
+seeds: [1, 2]
+total_steps: 80
+settings: {steps_per_epoch: 40}
+arms:
+  plain: {method: ppo-lag}
+  oracle: {method: vlm-ppo-lag-conf-calibrated, settings: {scorer: oracle, signal.calibration.frames: 20}}
+protocols: [{protocol: held-out, episodes: 2}]
+comparisons:
+  - {first: oracle, second: plain, about: [signal], outcome: cost, source: held-out}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("study")
+    (place / "small.yaml").write_text(STUDY)
+    return vlmsafe.run_study(place / "small.yaml", root=place / "runs", jobs=1)
+
+
+def costs(folder):
+    arms = read_arms(open_arms([folder])[0])
+    return {key: values_of(arm, "cost", "held-out") for key, arm in arms.items()}
+
+
+def test_a_study_goes_on_from_its_kept_runs_without_training_them_again(folder, tmp_path):
+    kept = tmp_path / "kept"
+    assert tool.keep(folder, kept) == [f"speeding/{arm}/seed-{seed}" for arm in ("oracle", "plain") for seed in (1, 2)]
+    shutil.rmtree(kept / "speeding" / "plain" / "seed-2")
+    again = tmp_path / "runs" / "small"
+    assert len(tool.keep(kept, again)) == 3
+    events = []
+    vlmsafe.run_study(again, jobs=1, on_event=events.append)
+    assert {event.run for event in events if event.step in ("train", "evaluate")} == {"speeding/plain/seed-2"}
+    assert costs(again) == costs(folder)
+
+
+def test_a_kept_run_has_the_policy_the_rows_and_the_digests_and_names_no_place(folder, tmp_path):
+    tool.keep(folder, tmp_path)
+    whole, kept = (Run.open(place / "speeding" / "oracle" / "seed-1") for place in (folder, tmp_path))
+    assert kept.status() == "finished"
+    for name in ("epochs.jsonl", "episodes.jsonl", "events.jsonl"):
+        assert (kept.path / name).read_bytes() == (whole.path / name).read_bytes()
+    a, b = whole.checkpoint()[0], kept.checkpoint()[0]
+    np.testing.assert_array_equal(a.arrays["networks"][:1], b.arrays["networks"])
+    assert a.values["calibration"] == b.values["calibration"]
+    sizes = [sum(file.stat().st_size for file in run.checkpoints.iterdir()) for run in (whole, kept)]
+    assert sizes[1] < sizes[0] / 5
+    for file in tmp_path.rglob("*"):
+        assert file.is_dir() or str(folder).encode() not in file.read_bytes(), file
+
+
+def test_a_kept_run_can_be_evaluated_and_traced_again(folder, tmp_path):
+    tool.keep(folder, tmp_path)
+    places = [place / "speeding" / "oracle" / "seed-1" for place in (folder, tmp_path)]
+    one, other = (vlmsafe.evaluate(place, "selection", episodes=2)["cost"].to_list() for place in places)
+    assert one == other
+    assert vlmsafe.trace(places[1], episodes=1)["kappa"].drop_nulls().len()
+
+
+def test_runs_that_are_not_finished_are_left_out(folder, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "speeding" / "plain" / "seed-1" / "checkpoints" / "epoch-00002.safetensors").unlink()
+    assert "speeding/plain/seed-1" not in tool.keep(copy, tmp_path / "kept")
