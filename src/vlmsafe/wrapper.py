@@ -29,6 +29,7 @@ from vlmsafe.signals.platt import HAZARDOUS, Danger, DangerLabel, cost_ahead, in
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import ClgWeights, Scores, apply_rule
 from vlmsafe.signals.scorers.api import GateKind, Precision, Rule, Scorer, check_scorer, score_checked
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
 from vlmsafe.signals.shaping import due
 
@@ -72,6 +73,7 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         service_wait: float = 120.0,
         frames: int | None = None,
         frame_distance: int | None = None,
+        endpoint: EndpointOptions | None = None,
         seed: int = 0,
     ) -> None:
         """`scorer` and `prompts` are names as on the command line, or objects; several wrappers may share a scorer
@@ -83,13 +85,13 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         `calibrate` must be called before an episode with a `cost_weight`. `service` is the address of a scoring service
         (`vlmsafe serve`) that holds a scorer of frames; it may be away for `service_wait` seconds.
         `frames` is how many frames a scorer by name gets at a time, where it takes any number, and `frame_distance` how
-        many steps lie between two of them; by default one, and 4.
+        many steps lie between two of them; by default one, and 4. `endpoint` says how a scorer "openai:..." is asked.
         """
         RecordConstructorArgs.__init__(
             self, _disable_deepcopy=True, scorer=scorer, prompts=prompts, gate=gate, every=every,
             reward_weight=reward_weight, cost_weight=cost_weight, reference=reference, rule=rule,
             clg_weights=clg_weights, device=device, precision=precision, service=service, service_wait=service_wait,
-            frames=frames, frame_distance=frame_distance, seed=seed,
+            frames=frames, frame_distance=frame_distance, endpoint=endpoint, seed=seed,
         )  # fmt: skip
         self._saved_kwargs = _Shared(self._saved_kwargs)
         gymnasium.Wrapper.__init__(self, env)
@@ -114,13 +116,16 @@ class SemanticSignals(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorAr
             raise InputError(
                 "frames and frame_distance are for a scorer by name; a scorer object has its own, so set them there"
             )
+        if isinstance(scorer, Scorer) and endpoint is not None:
+            raise InputError("endpoint is for a scorer by name; a scorer object asks as it was made, so drop endpoint")
         self.every, self.reward_weight, self.cost_weight = every, reward_weight, cost_weight
         self.rule, self.clg_weights, self.reference = rule, clg_weights, reference
         self._calibrates_reference = reference is None
         self._owns_scorer = isinstance(scorer, str)
         if isinstance(scorer, str):
-            options = {"device": device, "precision": precision, "service": service, "service_wait": service_wait}
-            options |= {"frames": frames, "frame_distance": frame_distance}
+            options: dict[str, Any] = {"device": device, "precision": precision}
+            options |= {"service": service, "service_wait": service_wait}
+            options |= {"frames": frames, "frame_distance": frame_distance, "endpoint": endpoint}
             scorer = self._load(scorer, prompts, seed, options)
         self.scorer = scorer
         check_scorer(self.scorer)

@@ -20,7 +20,7 @@ from vlmsafe.distillation.distil_plan import DistilPlan
 from vlmsafe.distillation.frames import FramesTask
 from vlmsafe.errors import InputError, Interrupted, VlmsafeError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.embedded.network import load
+from vlmsafe.signals.scorers.embedded.network import POOLED, load
 from vlmsafe.signals.scorers.registry import make_scorer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -78,8 +78,11 @@ def test_the_oracle_is_distilled_into_a_scorer_with_a_card_and_the_same_command_
     assert notes == []
     assert before == {path: path.stat().st_mtime_ns for path in before}
     # Another teacher looks at the same recordings.
-    made("mine", "embedded", prompts="metadrive-v2", plan=replace(PLAN, cost_within=None), note=notes.append)
+    made(
+        "mine", "embedded", prompts="metadrive-v2", plan=replace(PLAN, cost_within=None, pooled=True), note=notes.append
+    )
     assert not any(note.startswith("record ") for note in notes)
+    assert load(weights).architecture.pooled == POOLED
     assert "the car is driving safely" in (here / "mine/card.md").read_text()
 
 

@@ -59,6 +59,26 @@ def test_true_and_false_frames_of_a_caption_weigh_the_same() -> None:
     assert float(once) == pytest.approx(by_hand) == pytest.approx(float(many))
 
 
+def test_a_share_moves_weight_from_false_frames_to_true_ones() -> None:
+    logits, truths = torch.tensor([[2.0], [-1.0]]), torch.tensor([[1.0], [0.0]])
+    by_hand = 0.4 * np.log1p(np.exp(-2.0)) + 0.6 * np.log1p(np.exp(-1.0))
+    assert float(balanced_loss(logits, truths, 0.4)) == pytest.approx(by_hand)
+
+
+def test_caution_makes_scenes_look_more_dangerous(examples: Examples) -> None:
+    margins = []
+    for caution in (0.2, 0.8):
+        schedule = Schedule(
+            steps=150, frames=32, captions=32, wordings=60, joint=0, sets=8, sets_weight=3.0, caution=caution
+        )
+        model = train(examples, schedule, architecture=SMALL)
+        rng = np.random.default_rng(1)
+        texts = tuple(grammar.caption(fact, rng) for fact in ("safe", "danger") for _ in range(30))
+        found = similarities(model, examples, texts)
+        margins.append(float(found[:, :30].mean() - found[:, 30:].mean()))
+    assert margins[1] < margins[0] - 0.02
+
+
 def test_unknown_truths_and_captions_without_both_kinds_of_frames_add_nothing() -> None:
     nan = float("nan")
     truths = torch.tensor([[1.0, 1.0, nan], [0.0, 1.0, nan], [nan, 1.0, nan]])
@@ -156,9 +176,10 @@ def test_the_ceiling_reads_danger_off_the_observation(examples: Examples) -> Non
     assert auc(found[:, 0], late.fact("danger") >= 0.5) > 0.95
 
 
-def test_saving_keeps_the_function(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pooled", [(), (1,), (0, 1)])
+def test_saving_keeps_the_function(tmp_path: Path, pooled: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    model = Embedding(("car", "road"), SMALL)
+    model = Embedding(("car", "road"), replace(SMALL, pooled=pooled))
     frames, tokens = torch.randint(0, 256, (8, 50, 70, 6), dtype=torch.uint8), torch.tensor([[1, 2], [2, 0]])
     model.train().image(frames)  # its normalisation now differs from that of a new model
     before = model.eval().image(frames), model.text(tokens)
@@ -167,6 +188,22 @@ def test_saving_keeps_the_function(tmp_path: Path) -> None:
     assert again.words == ("car", "road")
     torch.testing.assert_close(again.image(frames), before[0], atol=2e-3, rtol=0)
     torch.testing.assert_close(again.text(tokens), before[1], atol=2e-3, rtol=0)
+
+
+def test_pooled_responses_are_the_same_wherever_something_is_in_the_frame() -> None:
+    torch.manual_seed(0)
+    tower = Embedding(("car",), replace(SMALL, pooled=(0, 1)))._image.eval()
+    seen: list[torch.Tensor] = []
+    tower.head[1].register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0]))
+    pixels = torch.zeros(2, 12, 32, 32)
+    thing = torch.rand(12, 6, 6)
+    pixels[0, :, 8:14, 8:14] = thing
+    pixels[1, :, 16:22, 12:18] = thing  # moved by whole steps of the last stage
+    with torch.inference_mode():
+        tower(pixels)
+    anywhere = sum(SMALL.widths)
+    torch.testing.assert_close(seen[0][0, -anywhere:], seen[0][1, -anywhere:])
+    assert not torch.equal(seen[0][0, :-anywhere], seen[0][1, :-anywhere])
 
 
 @pytest.mark.parametrize("height", [32, 64, 128, 96, 50])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from vlmsafe.cli.terminal import err, out, parse
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class DistilCommand:
     """Pixels of the model's square views, a multiple of 32; fewer are faster and show less."""
     mirror: bool = False
     """Also learn mirrored frames, for a teacher to whom left and right are the same."""
+    pooled: bool = False
+    """Also look for the same things anywhere in the frame, for cameras that do not move with the car."""
     cost_within: int | None = None
     """Also learn whether a cost comes within so many steps; the model then knows it as 'cost within K steps'."""
     seed: int = 0
@@ -56,6 +59,7 @@ class DistilCommand:
     """Frames that the teacher scores at a time; by default its own number."""
     processes: int = 2
     """Simulators at a time; the result does not depend on it."""
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
 
 
 def distil_verb(argv: list[str]) -> None:
@@ -66,11 +70,12 @@ def distil_verb(argv: list[str]) -> None:
     plan = DistilPlan(
         episodes=command.episodes, held_out_episodes=command.held_out_episodes, longest=command.longest,
         steps=command.steps, stacks=command.stacks, size=command.size, mirror=command.mirror,
-        cost_within=command.cost_within, seed=command.seed, resamples=command.resamples,
+        pooled=command.pooled, cost_within=command.cost_within, seed=command.seed, resamples=command.resamples,
     )  # fmt: skip
     weights = distil(
         command.runs, command.teacher, command.directory, prompts=command.prompts, plan=plan, device=command.device,
-        batch=command.batch, processes=command.processes, command=f"vlmsafe embedded {shlex.join(argv)}",
+        batch=command.batch, endpoint=command.endpoint, processes=command.processes,
+        command=f"vlmsafe embedded {shlex.join(argv)}",
         note=lambda text: err.print(text, markup=False, soft_wrap=True),
     )  # fmt: skip
     out.print(f"finished: {weights}", markup=False, soft_wrap=True)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from vlmsafe.cli.terminal import err, listing, out, parse
 from vlmsafe.errors import InputError
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 
 if TYPE_CHECKING:
     from vlmsafe.evaluation.trace.prompt_trial import Trial
@@ -54,6 +55,7 @@ class PromptsCommand:
     """bench: frames that a scorer which takes any number gets at a time; by default as in the trace, or one."""
     frame_distance: int | None = None
     """bench: steps between two of these frames; by default as in the trace, or 4."""
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
     json: bool = False
     """bench: print JSON for programs instead of tables."""
     out: Path | None = None
@@ -127,6 +129,7 @@ def _bench(command: PromptsCommand) -> None:
             batch=command.batch,
             scorer_frames=command.scorer_frames,
             frame_distance=command.frame_distance,
+            endpoint=command.endpoint,
             resamples=command.resamples,
             seed=command.seed,
             on_frames=lambda done, total: progress.update(task, completed=done, total=total),

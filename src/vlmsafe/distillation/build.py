@@ -189,7 +189,7 @@ def train_candidate(
     from vlmsafe.distillation.scores import selection_figures
     from vlmsafe.distillation.train import Schedule, train
     from vlmsafe.signals.scorers.device import find_device
-    from vlmsafe.signals.scorers.embedded.network import load, save
+    from vlmsafe.signals.scorers.embedded.network import POOLED, Architecture, load, save
 
     weights, told = (directory / "candidates" / f"{number}.{ending}" for ending in ("safetensors", "json"))
     if told.exists():
@@ -201,13 +201,17 @@ def train_candidate(
     schedule = Schedule(
         steps=plan.steps, frames=plan.stacks_per_step, wordings=plan.wordings, joint=7 * plan.wordings,
         sets_weight=candidate.sets_weight, foresight=candidate.foresight, shift=candidate.shift,
+        caution=candidate.caution,
     )  # fmt: skip
 
     def on_step(step: int, loss: float) -> None:
         if step % 500 == 0:
             note(f"  candidate {number}, step {step}: loss {loss:.3f}")
 
-    model = train(examples, schedule, seed=candidate.seed, device=str(find_device(device)), on_step=on_step)
+    model = train(
+        examples, schedule, seed=candidate.seed, device=str(find_device(device)),
+        architecture=Architecture(pooled=POOLED if candidate.pooled else ()), on_step=on_step,
+    )  # fmt: skip
     make_directory(weights.parent)
     save(model, weights)
     figures: dict[str, Any] = {"worlds": {}, "score": 0.0}  # one candidate alone needs no selection

@@ -19,7 +19,7 @@ about CLIP or any other pretrained model, and it knows nothing of scenes outside
 
 An image tower of convolutions and a text tower of two transformer layers over {words} words end in one space of 128
 dimensions, where similarity is the cosine. It scores stacks of two frames, four steps apart, which show speed. Each
-is seen twice, whole and its middle half, at 128 pixels.
+is seen twice, whole and its middle half, at 128 pixels.{pooled}
 
 ## Data
 
@@ -57,7 +57,7 @@ pixels and given noise. The weights are a running mean.
 
 Captions are also drawn as prompt sets, four positive and four negative ones. The mean similarity to the negative ones
 is trained to tell whether a contact comes, and the difference of the two means to be above zero where a scene is safe
-and below zero where it is dangerous.
+and below zero where it is dangerous.{caution}
 
 {candidates}
 
@@ -104,6 +104,9 @@ On FormulaOne-L2 the paper's CLIP scores reached, as published, 0.348 to 0.462 (
 {command}
 """
 
+_POOLED = """ What convolutions find is used by its place in the
+frame, and of two of their stages also the strongest response anywhere."""
+
 _WARNING = """### `{env}`
 
 {agent}: {episodes} episodes of {steps} steps in all, of which {contact_steps} are in contact, after {onsets} onsets.
@@ -140,7 +143,11 @@ that cost something and on the others.
 
 def card(data: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
     """The card as Markdown."""
+    settings = data["candidates"][data["chosen"]]["settings"]
+    caution = settings.get("caution", 0.5)
     return _TEXT.format(
+        pooled=_POOLED if settings.get("pooled") else "",
+        caution="" if caution == 0.5 else f" In this, dangerous scenes weigh {caution:.0%} and safe ones the rest.",
         words=data["words"],
         stacks=f"{sum(data['frames'].values()):,}",
         episodes=f"{sum(data['episodes'].values()):,}",

@@ -39,7 +39,8 @@ from vlmsafe.io.locks import DirectoryLock
 from vlmsafe.signals.frame_stack import STEPS_APART
 from vlmsafe.signals.scorers.device import find_device
 from vlmsafe.signals.scorers.embedded import revision_of
-from vlmsafe.signals.scorers.embedded.network import Architecture, save
+from vlmsafe.signals.scorers.embedded.network import POOLED, Architecture, save
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 from vlmsafe.training.collect import DescribeTask, Dimensions
 
 Note = Callable[[str], None]
@@ -54,6 +55,7 @@ def distil(
     plan: DistilPlan | None = None,
     device: str = "auto",
     batch: int | None = None,
+    endpoint: EndpointOptions | None = None,
     processes: int = 2,
     command: str = "",
     note: Note = lambda text: None,
@@ -62,7 +64,8 @@ def distil(
 
     `sources` are run directories, `driver:<name>` or names of environments. `teacher` is any scorer that scores frames,
     observations or the hazard. `prompts` are by default those of the runs, or of the environments. `device` and `batch`
-    are the teacher's; the model trains on the same device. `command` goes into the card.
+    are the teacher's; the model trains on the same device. `endpoint` says how a teacher `openai:...` is asked.
+    `command` goes into the card.
     """
     plan, directory = plan or DistilPlan(), Path(directory)
     if processes < 1:
@@ -71,7 +74,7 @@ def distil(
     chosen = prompts_for(prompts, found, runs)
     if plan.cost_within is not None:
         _refuse_cost_prompt(chosen.texts, plan.cost_within)
-    taught_by = Teacher.load(teacher, chosen, device=device, batch=batch)
+    taught_by = Teacher.load(teacher, chosen, device=device, batch=batch, endpoint=endpoint)
     try:
         with DirectoryLock(make_directory(directory)), stop_on_signals() as stop:
             _check(found, taught_by)
@@ -201,7 +204,7 @@ def _train(
         held = json.loads(written.read_text())
         if held["about"] == about and held["revision"] == revision_of(weights):
             return
-    architecture = Architecture(size=plan.size)
+    architecture = Architecture(size=plan.size, pooled=POOLED if plan.pooled else ())
     frames = read_frames(all_paths(directory, TRAINING, sources, plan), plan.size, architecture.frames)
     targets = _targets(frames, lessons, teacher, plan)
     for still in require_variation(teacher.columns, targets.values[:, : len(teacher.columns)], teacher.name):

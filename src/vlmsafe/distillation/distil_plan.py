@@ -32,6 +32,8 @@ class DistilPlan:
     """Width and height of the model's views in pixels: a multiple of 32. Fewer are faster and show less."""
     mirror: bool = False
     """Whether frames are also learned mirrored, for a teacher to whom left and right are the same."""
+    pooled: bool = False
+    """Whether the model also looks for the same things anywhere in the frame, as where the camera does not move."""
     cost_within: int | None = None
     """Also learn whether one of so many next steps costs; None for similarities only."""
     seed: int = 0

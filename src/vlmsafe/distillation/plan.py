@@ -57,6 +57,10 @@ class CandidatePlan:
     """What their negative prompts should tell: 1 for the contact to come, 0 for danger, or a mean of both."""
     shift: int = 3
     """Pixels by which views are moved at random."""
+    caution: float = 0.5
+    """Weight of dangerous scenes against safe ones, where whole prompt sets are to tell them apart."""
+    pooled: bool = False
+    """Whether the strongest responses of convolutions anywhere in the frame are used, next to those by position."""
 
 
 _POLICIES = "benchmarks/drivers/policies"
@@ -80,8 +84,15 @@ class BuildPlan:
             "easy-rough-clone", _DENSE, steps=12_000, seed=11,
             also=(_EASY, _CROWDED, "metadrive-medium", "metadrive-hard"),
         ),
+        AgentPlan(
+            "easy-rougher-clone", _EASY, steps=5_000, seed=12,
+            also=(_DENSE, _CROWDED, "metadrive-medium", "metadrive-hard"),
+        ),
         AgentPlan("bullet-rough-clone", "bullet-car-reach", steps=12_000, seed=11),
+        AgentPlan("bullet-rougher-clone", "bullet-car-reach", steps=5_000, seed=12),
+        AgentPlan("bullet-longer-clone", "bullet-car-reach", steps=25_000, seed=13),
         AgentPlan("fast-rough-clone", _L2_FAST, steps=8_000, seed=11, also=(_L1, _L2, _L1_FAST)),
+        AgentPlan("fast-rougher-clone", _L2_FAST, steps=4_000, seed=12, also=(_L1, _L2, _L1_FAST)),
     )  # fmt: skip
     """Agents that drive in recordings. Clones of few steps make the mistakes of a driver that almost drives well."""
     tested: tuple[AgentPlan, ...] = (
@@ -112,9 +123,9 @@ class BuildPlan:
     )  # fmt: skip
     """Agents for the test of anticipation. They drive in no recording."""
     training_files: tuple[tuple[str, int], ...] = (
-        (_EASY, 14), (_DENSE, 6), (_CROWDED, 3), ("metadrive-medium", 2), ("metadrive-hard", 2),
-        ("formula-one-l0:sighted", 1), (_L1, 2), (_L2, 7), (_L1_FAST, 1), (_L2_FAST, 4),
-        ("bullet-car-reach", 10), ("braking", 3), ("speeding", 3),
+        (_EASY, 17), (_DENSE, 6), (_CROWDED, 2), ("metadrive-medium", 2), ("metadrive-hard", 1),
+        ("formula-one-l0:sighted", 1), (_L1, 1), (_L2, 12), (_L1_FAST, 1), (_L2_FAST, 7),
+        ("bullet-car-reach", 20), ("braking", 6), ("speeding", 3),
     )  # fmt: skip
     """Files of 25 episodes each, per environment, on scenarios of the training pool without its last tenth."""
     selection_files: tuple[tuple[str, int], ...] = (
@@ -127,7 +138,8 @@ class BuildPlan:
         ("bullet-car-reach", 4), ("braking", 2), ("speeding", 2),
     )  # fmt: skip
     candidates: tuple[CandidatePlan, ...] = (
-        CandidatePlan(0), CandidatePlan(1, foresight=1.0), CandidatePlan(2, shift=6),
+        CandidatePlan(0, shift=6, caution=0.6, pooled=True), CandidatePlan(1, shift=6, caution=0.6),
+        CandidatePlan(2, shift=4, caution=0.65, pooled=True), CandidatePlan(3, 2.0, 0.7, 6, 0.65, pooled=True),
     )  # fmt: skip
     """Models that are trained. One of them is kept."""
     steps: int = 6000

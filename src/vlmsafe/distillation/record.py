@@ -28,8 +28,8 @@ from vlmsafe.io.images import encode
 from vlmsafe.learners.policy import ActionMap
 from vlmsafe.signals.frame_stack import STEPS_APART
 
-LIMIT = 160  # the most steps of a piece
-QUIET_LIMIT = 80  # the most steps of a piece without a contact
+LIMIT = 240  # the most steps of a piece
+QUIET_LIMIT = 120  # the most steps of a piece without a contact
 AFTER_FAULT = 300  # steps in which a fault may lead to a contact
 AFTER_CONTACT = 12  # steps that follow the first contact, in most pieces
 GO_ON = 0.25  # share of pieces that continue after contact, so that the scorer also sees recoveries

@@ -31,6 +31,7 @@ from vlmsafe.io.files import files_digest, write_atomically
 from vlmsafe.signals.frame_stack import STEPS_APART
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Inputs, Scorer, check_scorer, score_named
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 from vlmsafe.signals.scorers.registry import KINDS, make_scorer, parse_scorer
 
 _TEACHES = ("frame", "hazard", "observation")
@@ -47,7 +48,15 @@ class Teacher:
     prompts: PromptSet
 
     @classmethod
-    def load(cls, name: str, prompts: PromptSet, *, device: str = "auto", batch: int | None = None) -> Teacher:
+    def load(
+        cls,
+        name: str,
+        prompts: PromptSet,
+        *,
+        device: str = "auto",
+        batch: int | None = None,
+        endpoint: EndpointOptions | None = None,
+    ) -> Teacher:
         """Load a scorer by name, and refuse one that has nothing to teach."""
         named = parse_scorer(name)
         if named.kind.learns or (named.kind.looks_at or "frame") not in _TEACHES:
@@ -55,7 +64,7 @@ class Teacher:
                 kind.name for kind in KINDS.values() if not kind.learns and (kind.looks_at or "frame") in _TEACHES
             )
             raise InputError(f"'{name}' scores no state as a teacher must; expected one of {able}")
-        scorer = make_scorer(named, prompts, device=device, batch=batch)
+        scorer = make_scorer(named, prompts, device=device, batch=batch, endpoint=endpoint)
         check_scorer(scorer)
         if scorer.looks_at not in _TEACHES or scorer.state():
             raise InputError(

@@ -74,6 +74,8 @@ class Schedule:
     """What the negative prompts of a set should tell: 1 for the contact to come, 0 for danger, or a mean of both."""
     shift: int = 3
     """Pixels by which a view is moved at random; few, so that nothing leaves the picture."""
+    caution: float = 0.5
+    """Weight of dangerous scenes in the loss of the margin; safe ones have the rest."""
 
 
 @dataclass(frozen=True)
@@ -160,15 +162,19 @@ def caption_truths(truths: Tensor, facts: Tensor, either: Tensor, denied: Tensor
     return torch.where(either, torch.maximum(first, second), torch.minimum(first, second))
 
 
-def balanced_loss(logits: Tensor, truths: Tensor) -> Tensor:
-    """Mean over captions of the losses on true and on false examples, half each. NaN truths are left out."""
+def balanced_loss(logits: Tensor, truths: Tensor, share: float = 0.5) -> Tensor:
+    """Mean over captions of the losses on true and on false examples. NaN truths are left out.
+
+    `share` is the weight of the true ones.
+    """
     known = ~torch.isnan(truths)
     true = torch.where(known, truths, 0.0)
     false = torch.where(known, 1.0 - truths, 0.0)
     for_true = (true * functional.softplus(-logits)).sum(dim=0) / true.sum(dim=0).clamp_min(1e-6)
     for_false = (false * functional.softplus(logits)).sum(dim=0) / false.sum(dim=0).clamp_min(1e-6)
     usable = (true.sum(dim=0) >= 1.0) & (false.sum(dim=0) >= 1.0)
-    return torch.where(usable, for_true + for_false, 0.0).sum() / (2.0 * usable.sum().clamp_min(1))
+    both = share * for_true + (1.0 - share) * for_false
+    return torch.where(usable, both, 0.0).sum() / usable.sum().clamp_min(1)
 
 
 def frame_weights(examples: Examples) -> NDArray[np.float64]:
@@ -208,9 +214,10 @@ class PromptSets:
     """[N], danger and what the negative prompts should tell."""
 
     def loss(
-        self, seen: Tensor, told: Callable[[Tensor], Tensor], chosen: Tensor, model: Embedding, sets: int
+        self, seen: Tensor, told: Callable[[Tensor], Tensor], chosen: Tensor, model: Embedding, schedule: Schedule
     ) -> Tensor:
         """The loss of some sets on embedded stacks; `told` embeds captions by their numbers."""
+        sets = schedule.sets
         usable = [one for one, pools in enumerate(zip(self.good, self.bad, strict=True)) if min(map(len, pools))]
         if not usable:
             return seen.sum() * 0.0
@@ -222,7 +229,8 @@ class PromptSets:
         scale = model.log_scale.exp()
         safe = torch.where(own, 1.0 - self.danger[chosen][:, None], torch.nan)
         coming = torch.where(own, self.coming[chosen][:, None], torch.nan)
-        return balanced_loss(scale * (positive - negative), safe) + balanced_loss(scale * negative + model.bias, coming)
+        margin = balanced_loss(scale * (positive - negative), safe, 1.0 - schedule.caution)
+        return margin + balanced_loss(scale * negative + model.bias, coming)
 
 
 def _some(pool: Tensor) -> Tensor:
@@ -275,7 +283,10 @@ def train(
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     words = grammar.vocabulary()
+    on_gpu = device.startswith("cuda")
     model = Embedding(words, architecture).to(device).train()
+    if on_gpu:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     kept = copy.deepcopy(model)
     known = np.flatnonzero(~np.isnan(examples.truths).all(axis=0)).tolist()
     captions = draw_captions(schedule, known, Tokenizer(words, model.longest), rng)
@@ -288,7 +299,6 @@ def train(
     before = torch.from_numpy(_before(examples)[:, -model.architecture.frames :]).to(device)
     weights = torch.from_numpy(frame_weights(examples)).float().to(device)
     optimiser = torch.optim.AdamW(_groups(model, schedule.weight_decay), lr=schedule.learning_rate)
-    on_gpu = device.startswith("cuda")
 
     def told(numbers: Tensor) -> Tensor:
         with torch.autocast("cuda", torch.bfloat16, enabled=on_gpu):
@@ -306,7 +316,7 @@ def train(
         logits = model.log_scale.exp() * images @ told(said).T + model.bias
         loss = balanced_loss(logits, caption_truths(truths[chosen], facts[said], either[said], denied[said]))
         if schedule.sets_weight:
-            loss = loss + schedule.sets_weight * sets.loss(images, told, chosen, model, schedule.sets)
+            loss = loss + schedule.sets_weight * sets.loss(images, told, chosen, model, schedule)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()

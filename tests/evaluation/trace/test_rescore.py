@@ -1,5 +1,6 @@
 """The frames of a recorded trace can be scored anew."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from small_embedded import save_small_embedded
 from small_models import save_small_clip
 from small_qwen import save_small_qwen
 
-from vlmsafe.errors import InputError
+from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.evaluation.trace.rescore import rescore, rescore_sets, stacks
 from vlmsafe.io.images import encode
 from vlmsafe.runs.traces import open_trace
@@ -102,6 +103,18 @@ def test_scorer_of_the_users_own_is_asked_set_by_set(tmp_path):
     for label, prompts in SETS.items():
         once = rescore(pictures[0], FrameScorer(prompts), "mine")
         np.testing.assert_array_equal(found[label].similarities, np.concatenate([once, once]))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_every_scorer_of_a_comparison_is_closed_even_if_scoring_fails(tmp_path, monkeypatch, fails):
+    closed = []
+    monkeypatch.setattr(FrameScorer, "close", lambda self: closed.append(self), raising=False)
+    if fails:
+        monkeypatch.setattr(FrameScorer, "score", lambda self, inputs: 1 / 0)
+    pictures = [open_trace(write_recorded(tmp_path)).pictures()]
+    with pytest.raises(VlmsafeError) if fails else nullcontext():
+        rescore_sets(pictures, parse_scorer("python:frame_scorer:FrameScorer"), SETS)
+    assert len(closed) == (1 if fails else len(SETS))
 
 
 def test_scorer_that_asks_about_a_group_is_labelled_with_its_description(tmp_path):

@@ -12,6 +12,7 @@ from vlmsafe.cli import main
 from vlmsafe.errors import RunError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer
+from vlmsafe.signals.service import engine as engine_module
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine, memory_in_use
 from vlmsafe.signals.service.server import Server
@@ -105,6 +106,47 @@ def test_a_first_model_is_loaded_even_if_the_process_itself_takes_too_much():
     engine = Engine(make=lambda spec, prompts: FrameScorer(PROMPTS), memory_limit=5, memory=lambda: 10)
     assert engine.submit(engine.open(spec("A"), PROMPTS).key, FRAMES).result(600.0).shape == (5, 2)
     engine.stop()
+
+
+def test_models_that_are_asked_for_at_once_do_not_exceed_the_memory_together():
+    begun, loading, go_on, made = [], threading.Semaphore(0), threading.Event(), []
+
+    def make(wanted: ModelSpec, prompts: PromptSet | None) -> Scorer:
+        begun.append(wanted.scorer)
+        loading.release()
+        go_on.wait(600.0)
+        made.append(FrameScorer(PROMPTS))
+        return made[-1]
+
+    engine = Engine(make=make, memory_limit=0, memory=lambda: len(made))
+    answers: list[object] = []
+
+    def use(name: str) -> None:
+        try:
+            answers.append(engine.open(spec(name), PROMPTS))
+        except ServiceStopped as error:
+            answers.append(error)
+
+    threads = [threading.Thread(target=use, args=(name,)) for name in ("A", "B")]
+    for thread in threads:
+        thread.start()
+    loading.acquire()
+    assert not loading.acquire(timeout=0.5), "the second model waits until the first one is in memory"
+    go_on.set()
+    for thread in threads:
+        thread.join(600.0)
+    assert len(begun) == 1
+    assert sorted(type(answer).__name__ for answer in answers) == ["ServiceStopped", "Ticket"]
+    engine.stop()
+
+
+def test_an_evicted_model_is_freed_before_its_memory_is_returned(shelf, monkeypatch):
+    one, then = shelf(1), []
+    monkeypatch.setattr(engine_module, "_return_memory", lambda: then.append(one.there()))
+    for name in ("A", "B"):
+        one.use(name)
+    wait_until(lambda: bool(then))
+    assert then[0] == ["B"], "nothing refers to the evicted model, so its memory can go back to the system"
 
 
 def test_a_model_becomes_idle_while_memory_is_short_and_goes_at_once(shelf):

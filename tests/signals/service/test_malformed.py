@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -17,11 +18,13 @@ from waiting import wait_until
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
+from vlmsafe.signals.service import session
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.server import Server
 from vlmsafe.signals.service.sockets import listen
 from vlmsafe.signals.service.spec import ModelSpec, parse_address
 from vlmsafe.signals.service.wire import (
+    _MARK,
     ANSWERS,
     BODY_LIMIT,
     F_ADD_SEALS,
@@ -384,3 +387,39 @@ def test_values_of_any_kind_are_read_or_refused(good, data, value):
     for reads in (REQUESTS, ANSWERS):
         with suppress(Malformed, InputError):
             read(msgspec.msgpack.encode(wrong), reads)
+
+
+@pytest.fixture
+def on_tcp():
+    """A server on TCP of its own, and its port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    listener, clean_up = listen(parse_address(f"tcp:127.0.0.1:{port}"))
+    server = Server(listener, token="right")
+    yield server, port
+    server.stop()
+    clean_up()
+
+
+def test_a_first_message_that_comes_byte_by_byte_holds_no_place(on_tcp, monkeypatch):
+    monkeypatch.setattr(session, "_FIRST_SECONDS", 0.5)
+    server, port = on_tcp
+    with socket.create_connection(("127.0.0.1", port)) as slow:
+        wait_until(lambda: server.clients == 1)
+        begun = time.monotonic()
+        with suppress(ConnectionError):
+            for byte in HEADER.pack(_MARK, VERSION, BODY_LIMIT) + bytes(BODY_LIMIT):
+                slow.send(bytes([byte]))
+                time.sleep(0.05)
+                if server.clients == 0 or time.monotonic() - begun > 20.0:
+                    break
+        assert server.clients == 0, "it would hold its place for as long as it sends a byte now and then"
+
+
+def test_a_client_on_tcp_whose_machine_is_gone_is_noticed(on_tcp):
+    server, port = on_tcp
+    with socket.create_connection(("127.0.0.1", port)):
+        wait_until(lambda: server.clients == 1)
+        (one,) = server._sessions
+        assert one._channel.socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1

@@ -18,6 +18,7 @@ from vlmsafe.runs.layout import DEFAULT_PROTOCOL
 from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import apply_rule
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer, stack_for
 
 RECORDED = "as recorded"
@@ -58,6 +59,7 @@ def compare(
     batch: int | None = None,
     scorer_frames: int | None = None,
     frame_distance: int | None = None,
+    endpoint: EndpointOptions | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
     on_frames: Callable[[int, int], None] = lambda done, total: None,
@@ -68,6 +70,7 @@ def compare(
     files, scorers are names. If one of the two is left out, it is taken from the recording. `together` embeds each
     frame once for all prompt sets if the scorer allows it. `scorer_frames` and `frame_distance` are for scorers that
     take any number of frames; by default the scorer of the recording gets as many as it got then, and others one.
+    `endpoint` says how scorers `openai:...` are asked.
     """
     pictures = [trace.pictures() for trace in traces]
     own = _shared(traces)
@@ -91,8 +94,8 @@ def compare(
         recorded = (own.frames, own.frame_distance) if own is not None and own.name == str(name) else (None, None)
         stack = stack_for(name, len(names), (scorer_frames, frame_distance), recorded)
         found = rescore_sets(
-            pictures, name, sets, together=together, device=device, batch=batch, stack=stack, env=env, on_frames=count,
-            on_note=scorer_notes.append,
+            pictures, name, sets, together=together, device=device, batch=batch, stack=stack, endpoint=endpoint,
+            env=env, on_frames=count, on_note=scorer_notes.append,
         )  # fmt: skip
         for label, one in found.items():
             title = label if len(names) == 1 else str(name) if len(sets) == 1 else f"{name}, {label}"

@@ -16,6 +16,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.signals.frame_stack import Frame, StepsBack, stack_of
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import GateKind, Scorer, Similarities, check_scorer, score_named
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 from vlmsafe.signals.scorers.registry import ScorerName, make_scorer
 
 
@@ -105,6 +106,7 @@ def rescore_sets(
     device: str = "auto",
     batch: int | None = None,
     stack: tuple[int | None, int | None] = (None, None),
+    endpoint: EndpointOptions | None = None,
     env: str | None = None,
     on_frames: Callable[[int], None] = lambda more: None,
     on_note: Callable[[str], None] = lambda text: None,
@@ -113,7 +115,8 @@ def rescore_sets(
 
     A cosine scorer's similarity to a prompt does not depend on the other prompts. So all sets are joined, each prompt
     once, and every frame is embedded once. `together=False` scores set by set, as other scorers have to. `batch` is by
-    default the scorer's own. `stack` has `frames` and `frame_distance` of `make_scorer`.
+    default the scorer's own. `stack` has `frames` and `frame_distance` of `make_scorer`, and `endpoint` says how one is
+    asked.
     """
     frames, distance = stack
     batch = name.kind.batch if batch is None else batch
@@ -121,8 +124,9 @@ def rescore_sets(
         places = _places(sets.values())
         texts = tuple(text for text, _ in places.values())
         scorer = make_scorer(
-            name, PromptSet(texts[:1], texts[1:]), device=device, batch=batch, frames=frames, frame_distance=distance
-        )
+            name, PromptSet(texts[:1], texts[1:]), device=device, batch=batch, frames=frames, frame_distance=distance,
+            endpoint=endpoint,
+        )  # fmt: skip
         found = _noted(pictures, scorer, name, batch, env, on_frames, on_note)
         return {
             label: Rescored(
@@ -136,7 +140,9 @@ def rescore_sets(
         }
     results: dict[str, Rescored] = {}
     for label, one in sets.items():
-        scorer = make_scorer(name, one, device=device, batch=batch, frames=frames, frame_distance=distance)
+        scorer = make_scorer(
+            name, one, device=device, batch=batch, frames=frames, frame_distance=distance, endpoint=endpoint
+        )
         found = _noted(pictures, scorer, name, batch, env, on_frames, on_note)
         results[label] = Rescored(found, scorer.groups, scorer.bounds, _asked(name, scorer, one), scorer.gate)
     return results

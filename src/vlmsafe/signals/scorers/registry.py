@@ -42,7 +42,7 @@ from vlmsafe.signals.scorers.api import (
     Rule,
     Scorer,
 )
-from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
+from vlmsafe.signals.scorers.endpoint.options import EndpointOptions, parse_endpoint
 from vlmsafe.signals.scorers.loaders import Loading
 
 if TYPE_CHECKING:  # settings are read without prompts, which need YAML
@@ -60,6 +60,8 @@ class ScorerKind:
     look_up: Callable[[Loading], type[Scorer] | None] | None = None
     """Checks that a scorer can be had without loading its weights; returns its class where that is known. None where
     loading it is as quick."""
+    check: Callable[[str], object] | None = None
+    """Refuses an argument that cannot be used, or must not be written to files of a run."""
     narrow: Callable[[str], dict[str, Any] | None] | None = None
     """What an argument says about the fields below, from files on this machine; None if that is not known yet. Only for
     kinds whose models differ in them."""
@@ -270,6 +272,7 @@ KINDS = {
             "openai",
             loaders.load_openai,
             look_up=loaders.look_up_openai,
+            check=parse_endpoint,
             argument="<model>@<url>",
             looks_at="frame",
             compares="descriptions",
@@ -341,6 +344,8 @@ def parse_scorer(text: str) -> ScorerName:
     if kind.argument is not None and not argument and kind.default is None:
         raise InputError(f"the scorer '{name}' needs something after it: {name}:{kind.argument}")
     argument = argument or kind.default or ""
+    if kind.check is not None:
+        kind.check(argument)
     known = None if kind.narrow is None else kind.narrow(argument)
     return ScorerName(kind if known is None else replace(kind, **known), argument)
 

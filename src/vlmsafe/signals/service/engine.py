@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -97,6 +98,8 @@ class Engine:
         self._ahead, self._fill_seconds, self._make, self._cores = ahead, fill_seconds, make, cores
         self._idle_seconds, self._memory_limit, self._memory = idle_seconds, memory_limit, memory
         self._lock = threading.Lock()
+        # Where memory is bounded, a model is loaded only when it is known how much the one before it takes.
+        self._room: AbstractContextManager[Any] = nullcontext() if memory_limit is None else threading.Lock()
         self._idle = threading.Condition(self._lock)  # models may have to be evicted, or the service stops
         self._models: dict[ModelSpec, Model] = {}  # the batch, which is the client's, is 0 in these
         self._clients: dict[int, tuple[Client, Model]] = {}
@@ -130,17 +133,26 @@ class Engine:
         while True:
             with self._lock:
                 model = self._joined(spec)
-            if model is None:
-                self._make_room()
-                with self._lock:
-                    model = self._joined(spec) or self._new(spec, reading)
-            try:
-                return model, model.scorer_for(reading)
-            except BaseException:
-                self._leave(model)
-                if model.loaded or model.first == reading:
-                    raise
-                # Perhaps another client's prompts were at fault; these have not been tried yet.
+            if model is not None:
+                scorer = self._tried(model, reading)
+            else:
+                with self._room:
+                    self._make_room()
+                    with self._lock:
+                        model = self._joined(spec) or self._new(spec, reading)
+                    scorer = self._tried(model, reading)
+            if scorer is not None:
+                return model, scorer
+
+    def _tried(self, model: Model, reading: Reading) -> Scorer | None:
+        """A scorer of a model that was joined. None if another client's prompts may have been at fault: try again."""
+        try:
+            return model.scorer_for(reading)
+        except BaseException:
+            self._leave(model)
+            if model.loaded or model.first == reading:
+                raise
+            return None
 
     def _joined(self, spec: ModelSpec) -> Model | None:
         """A model with one user more; None if it is not in memory. The caller holds the lock."""

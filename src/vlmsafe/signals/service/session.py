@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import fcntl
 import hmac
+import math
 import mmap
 import os
 import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
@@ -54,7 +56,7 @@ from vlmsafe.signals.service.wire import (
     encode,
 )
 
-_FIRST_SECONDS = 10.0  # for the first message of a new client
+_FIRST_SECONDS = 10.0  # for the first message of a new client, to begin and to be whole
 _MESSAGE_SECONDS = 30.0  # for a message that has begun, or for a client to take an answer
 _WAIT_SECONDS = 5.0  # between two Wait messages to a waiting client
 _PARTING_SECONDS = 1.0  # to read what is left before closing
@@ -153,11 +155,14 @@ class Session:
 
     def _next(self) -> Received:
         """The next message. A client may be silent for hours, but not within a message or before its first one."""
-        connection = self._channel.socket
-        _limit(connection, socket.SO_RCVTIMEO, _FIRST_SECONDS if self._stage is Stage.NEW else 0.0)
+        connection, new = self._channel.socket, self._stage is Stage.NEW
+        # Whoever has not shown a token yet holds a place among the clients, and must not do so byte by byte.
+        self._channel.until = time.monotonic() + _FIRST_SECONDS if new else math.inf
+        _limit(connection, socket.SO_RCVTIMEO, _FIRST_SECONDS if new else 0.0)
         if not connection.recv(1, socket.MSG_PEEK):
             raise ConnectionResetError("the client has closed the connection")
-        _limit(connection, socket.SO_RCVTIMEO, _MESSAGE_SECONDS)
+        if not new:
+            _limit(connection, socket.SO_RCVTIMEO, _MESSAGE_SECONDS)
         return self._channel.receive()
 
     def _take(self, received: Received) -> None:
@@ -301,9 +306,9 @@ def part(connection: socket.socket) -> None:
     with suppress(OSError), connection:
         connection.shutdown(socket.SHUT_WR)
         _limit(connection, socket.SO_RCVTIMEO, _PARTING_SECONDS)
-        for _ in range(1024):
-            if not connection.recv(65536):
-                break
+        until = time.monotonic() + _PARTING_SECONDS
+        while connection.recv(65536) and time.monotonic() < until:
+            pass
 
 
 def _limit(connection: socket.socket, option: int, seconds: float) -> None:

@@ -22,6 +22,7 @@ import math
 import os
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, TypeVar
@@ -266,6 +267,8 @@ class Channel:
         self.local = connection.family == socket.AF_UNIX
         self.body_limit = BODY_LIMIT
         """The longest body that is accepted now."""
+        self.until = math.inf
+        """When the message that is received must be there, by the monotonic clock."""
         self._reads = reads
 
     def send(self, message: Message, fd: int | None = None) -> None:
@@ -318,6 +321,8 @@ class Channel:
 
     def _fill(self, view: memoryview) -> None:
         while view:
+            if time.monotonic() > self.until:
+                raise BlockingIOError("the message did not come in time")
             count = self.socket.recv_into(view)
             if not count:
                 raise ConnectionResetError("the other end has closed the connection")

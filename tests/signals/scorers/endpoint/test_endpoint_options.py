@@ -2,6 +2,7 @@
 
 import pytest
 
+from vlmsafe.cli import main
 from vlmsafe.config.settings import SignalConfig, TrainConfig
 from vlmsafe.errors import InputError
 from vlmsafe.signals.scorers.endpoint.options import TOKENS, EndpointOptions, parse_endpoint, token
@@ -42,6 +43,20 @@ def test_a_name_that_cannot_be_is_refused_without_repeating_a_secret(argument, m
     with pytest.raises(InputError, match=message) as refused:
         parse_endpoint(argument)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["https://user:secret@host/v1", "https://host/v1?key=secret"])
+def test_a_url_with_a_secret_is_refused_before_a_run_writes_it_to_its_files(url, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(env="braking", method="vlm-ppo-lag", signal=SignalConfig(scorer=f"openai:m@{url}"))
+    with pytest.raises(InputError, match=TOKENS[0]):
+        config.resolved()
+    with pytest.raises(SystemExit):
+        main(["train", "--env", "braking", "--method", "vlm-ppo-lag", "--scorer", f"openai:m@{url}"])
+    shown = capsys.readouterr()
+    assert TOKENS[0] in shown.err
+    assert "secret" not in shown.err + shown.out
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"secret" in path.read_bytes()]
 
 
 @pytest.mark.parametrize(

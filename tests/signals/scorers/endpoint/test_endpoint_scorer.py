@@ -4,17 +4,25 @@ import random
 import threading
 import time
 
+import gymnasium
 import numpy as np
 import pytest
+from frame_scorer import FrameScorer
 from openai_server import MODEL, Server, probability
+from recorded_traces import write_recorded
 
+from vlmsafe.cli import main
+from vlmsafe.distillation.teach import Teacher
 from vlmsafe.errors import InputError, RunError
+from vlmsafe.evaluation.trace.rescore import rescore_sets
+from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import check_scorer
 from vlmsafe.signals.scorers.endpoint.options import TOKENS, EndpointOptions
 from vlmsafe.signals.scorers.endpoint.scorer import EndpointScorer
-from vlmsafe.signals.scorers.registry import look_up_scorer, make_scorer
+from vlmsafe.signals.scorers.registry import look_up_scorer, make_scorer, parse_scorer
 from vlmsafe.signals.service.spec import GivenUp
+from vlmsafe.wrapper import SemanticSignals
 
 pytestmark = pytest.mark.slow
 
@@ -269,3 +277,57 @@ def test_an_endpoint_that_cannot_be_is_refused_when_it_is_loaded(server):
         make_scorer(f"openai:{MODEL}@http://nowhere.invalid/v1", PROMPTS, endpoint=quick, cache="off")
     with pytest.raises(InputError, match=r"refuses requests .*; it has toy/brightness@1, toy/other"):
         make_scorer(f"openai:other@{server.url}", PROMPTS, endpoint=quick, cache="off")
+
+
+class _Still(gymnasium.Env):
+    """An environment that shows one picture."""
+
+    observation_space = action_space = gymnasium.spaces.Discrete(2)
+    render_mode = "rgb_array"
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 0.0, False, False, {}
+
+    def render(self):
+        return FRAMES[0]
+
+
+def test_an_endpoint_that_has_moved_is_asked_there_by_everything_that_loads_a_scorer(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name, moved = f"openai:{MODEL}@http://127.0.0.1:9/v1", EndpointOptions(url=server.url, concurrency=3, **QUICK)
+    with pytest.raises(InputError, match="a scorer by name"):
+        SemanticSignals(_Still(), FrameScorer(PROMPTS), endpoint=moved)
+    wrapped = SemanticSignals(_Still(), name, PROMPTS, every=1, rule="yes-no", endpoint=moved)
+    wrapped.reset(seed=0)
+    assert wrapped.step(0)[4]["scored"]
+    wrapped.close()
+    teacher = Teacher.load(name, PROMPTS, endpoint=moved)
+    assert teacher.scorer.describe()["endpoint"] == server.url
+    teacher.scorer.close()
+    pictures = open_trace(write_recorded(tmp_path)).pictures().head(2)
+    found = rescore_sets([pictures], parse_scorer(name), {"one": PROMPTS}, endpoint=moved)["one"]
+    assert found.similarities.shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("verb", "place"),
+    [
+        (["prompts", "bench", "here"], "vlmsafe.evaluation.trace.prompt_trial.compare"),
+        (["embedded", "distil", "braking", "--teacher", "oracle"], "vlmsafe.distillation.distil.distil"),
+    ],
+)
+def test_the_options_of_an_endpoint_are_options_of_every_command_that_asks_it(verb, place, monkeypatch):
+    given = {}
+    monkeypatch.setattr("vlmsafe.evaluation.trace.prompt_trial.open_traces", lambda *places: [])
+
+    def catch(*positional, **named):
+        given.update(named)
+        raise InputError("enough")
+
+    monkeypatch.setattr(place, catch)
+    with pytest.raises(SystemExit):
+        main([*verb, "--endpoint.url", "http://here:1/v1", "--endpoint.timeout", "5"])
+    assert given["endpoint"] == EndpointOptions(url="http://here:1/v1", timeout=5.0)

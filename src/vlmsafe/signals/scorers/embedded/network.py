@@ -26,6 +26,9 @@ from vlmsafe.signals.scorers.embedded.prompt_table import PromptTable, with_one
 _AT_A_TIME = 16  # frames
 _FORMAT = "vlmsafe embedded scorer 1"
 
+POOLED = (2, 3)
+"""Stages for `Architecture.pooled`: their responses see about a car's surroundings and about half of a frame."""
+
 
 @dataclass(frozen=True)
 class Architecture:
@@ -39,6 +42,8 @@ class Architecture:
     """Channels of each stage; every stage halves the resolution."""
     depths: tuple[int, ...] = (0, 1, 2, 2, 1)
     """Additional convolutions of each stage, with a skip connection around each."""
+    pooled: tuple[int, ...] = ()
+    """Stages, counted from 0, whose strongest responses anywhere in the frame join what the head sees by position."""
     dimension: int = 128
     """Dimension of the space of both embeddings."""
     text_width: int = 96
@@ -122,23 +127,34 @@ class _ImageTower(nn.Module):
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        channels = 6 * architecture.frames
-        for width, depth in zip(architecture.widths, architecture.depths, strict=True):
+        self._pooled: list[int] = []  # layers whose strongest responses the head sees
+        channels, anywhere = 6 * architecture.frames, 0
+        for stage, (width, depth) in enumerate(zip(architecture.widths, architecture.depths, strict=True)):
             layers += [_convolution(channels, width, stride=2), nn.ReLU(inplace=True)]
             layers += [_Around(_convolution(width, width)) for _ in range(depth)]
             channels = width
+            if stage in architecture.pooled:
+                self._pooled.append(len(layers) - 1)
+                anywhere += width
         self.stages = nn.Sequential(*layers)
-        # Positions in the frame matter as much as what is there, so nothing is averaged over the frame.
+        # Positions in the frame matter as much as what is there, so nothing is averaged over the frame. Where a camera
+        # does not follow the car, the same things happen all over the frame; their strongest responses say so.
         side = architecture.size // 2 ** len(architecture.widths)
         self.head = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(channels * side * side, 256),
+            nn.Linear(channels * side * side + anywhere, 256),
             nn.ReLU(inplace=True),
             nn.Linear(256, architecture.dimension),
         )
 
     def forward(self, pixels: Tensor) -> Tensor:
-        found: Tensor = self.head(self.stages(pixels))
+        strongest: list[Tensor] = []
+        for number, layer in enumerate(self.stages):
+            pixels = layer(pixels)
+            if number in self._pooled:
+                strongest.append(pixels.amax(dim=(2, 3)))
+        by_place = self.head[0](pixels)
+        found: Tensor = self.head[1:](torch.cat([by_place, *strongest], dim=1) if strongest else by_place)
         return found
 
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import http.client
+import os
+import select
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 _LONGEST = 4 << 20  # bytes of an answer; one token with its alternatives takes a few thousand
+_TICK = 0.1  # seconds between two looks at whether to stop connecting
 _JSON = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "vlmsafe"}
 
 
@@ -42,14 +50,14 @@ class Connections:
         A server may have closed a connection that was kept open. The request is then sent again over a new one, once.
         """
         kept: http.client.HTTPConnection | None = getattr(self._own, "connection", None)
+        before = self._hung_up
         if kept is not None:
-            before = self._hung_up
             try:
                 return self._exchange(kept, method, path, body)
             except (ConnectionError, http.client.BadStatusLine):
                 if self._hung_up != before:
                     raise  # ended from here, and not by the server while it was idle
-        return self._exchange(self._connect(), method, path, body)
+        return self._exchange(self._connection(before), method, path, body)
 
     def hang_up(self) -> None:
         """End every request under way; its thread gets an OSError."""
@@ -79,11 +87,12 @@ class Connections:
         plain = self._url.scheme == "http" and _proxy_for(self._url) is not None
         return f"{self._url.scheme}://{self._url.netloc}{where}" if plain else where
 
-    def _connect(self) -> http.client.HTTPConnection:
+    def _connection(self, before: int) -> http.client.HTTPConnection:
+        """A new connection, which is made by the first request over it; `before` says how often was hung up."""
         assert self._url.hostname is not None
         host, port = self._url.hostname, self._url.port
         encrypted = self._url.scheme == "https"
-        kind = http.client.HTTPSConnection if encrypted else http.client.HTTPConnection
+        kind = _Encrypted if encrypted else http.client.HTTPConnection
         proxy = _proxy_for(self._url)
         if proxy is None:
             connection = kind(host, port, timeout=self._timeout)
@@ -91,16 +100,61 @@ class Connections:
             connection = kind(proxy.hostname or "", proxy.port, timeout=self._timeout)
             if encrypted:
                 connection.set_tunnel(host, port or 443)
+        connection._create_connection = functools.partial(self._dial, before)  # type: ignore[attr-defined]
         with self._lock:
             self._open.add(connection)
         self._own.connection = connection
         return connection
+
+    def _dial(self, before: int, address: tuple[str, int], timeout: float, source: Any = None) -> socket.socket:
+        """As socket.create_connection, which nobody could end before its timeout."""
+        problem: OSError = ConnectionError(f"{address[0]} has no address")
+        for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+            connecting = socket.socket(family, kind, protocol)
+            try:
+                self._reach(before, connecting, place, time.monotonic() + timeout)
+                connecting.settimeout(timeout)
+                return connecting
+            except OSError as error:
+                connecting.close()
+                problem = error
+                if self._hung_up != before:
+                    break
+        raise problem
+
+    def _reach(self, before: int, connecting: socket.socket, place: Any, until: float) -> None:
+        connecting.setblocking(False)
+        code = connecting.connect_ex(place)
+        poll = select.poll()
+        poll.register(connecting, select.POLLOUT)
+        while code == errno.EINPROGRESS:
+            if self._hung_up != before:
+                raise ConnectionAbortedError("ended from here")
+            if time.monotonic() >= until:
+                raise TimeoutError("no connection in time")
+            if poll.poll(1000.0 * _TICK):
+                code = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
 
     def _drop(self, connection: http.client.HTTPConnection) -> None:
         with self._lock:
             self._open.discard(connection)
         self._own.connection = None
         connection.close()
+
+
+class _Encrypted(http.client.HTTPSConnection):
+    """Its socket is known while both sides agree on the encryption, so that this can be ended from outside too."""
+
+    def connect(self) -> None:
+        http.client.HTTPConnection.connect(self)
+        host = self._tunnel_host or self.host  # type: ignore[attr-defined]
+        encrypted: ssl.SSLSocket = self._context.wrap_socket(  # type: ignore[attr-defined]
+            self.sock, server_hostname=host, do_handshake_on_connect=False
+        )
+        self.sock = encrypted
+        encrypted.do_handshake()
 
 
 def _proxy_for(url: SplitResult) -> SplitResult | None:
