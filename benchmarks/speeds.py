@@ -152,10 +152,11 @@ def new_task(spec: EnvSpec, steps: int) -> CollectTask:
 
 def measure_learners() -> Iterator[Row]:
     """Seconds per sample and pass of a whole update, with as many passes as the learner makes."""
+    from vlmsafe.config.learning import OFF_POLICY
     from vlmsafe.config.methods import METHODS
     from vlmsafe.learners.registry import LEARNERS
 
-    for name in LEARNERS:
+    for name in (name for name in LEARNERS if name not in OFF_POLICY):
         config = next(method.learner for method in METHODS.values() if method.learner.algorithm == name)
         config = dataclasses.replace(config, kl_early_stop=False)
         update_seconds(dataclasses.replace(config, update_iters=1))  # whatever happens only once
@@ -174,7 +175,7 @@ def update_seconds(config: LearnerConfig) -> float:
     )
     log_probs = (-0.5 * actions**2 - 0.5 * np.log(2 * np.pi)).sum(axis=1).astype(np.float32)
     learner = LEARNERS[config.algorithm](OBSERVATION, ACTIONS, config, np.random.default_rng(1))
-    assert isinstance(learner, Learner)  # no study has SAC, whose update is another
+    assert isinstance(learner, Learner)
     batch = Batch(observations, actions, log_probs, rest[0], rest[1], rest[2:][: learner.critics])
     begun = time.process_time()
     learner.update(batch, 0.3, 5.0, np.random.default_rng(2))
