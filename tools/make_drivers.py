@@ -255,7 +255,7 @@ def pack(entry: Entry, directory: Path, out: Path, processes: int) -> ShippedDri
         "commands": [shlex.join(entry.words(one, seed, DEFAULT_DIRECTORY)) for one in entry.commands],
         "seeds": {"tried": list(entry.seeds), "chosen": seed},
         "chosen_by": chosen_by,
-        "steps": sum(one.config.total_steps for one in chain),
+        "steps": sum(one.config.total_steps * one.config.action_repeat for one in chain),
         "hours": hours_of(chain),
         "held_out": {
             "protocol": "held-out",
