@@ -13,6 +13,7 @@ from in_process import call
 from vlmsafe import audit, clone, evaluate, report, resume, train, verify
 from vlmsafe.cli.clone import CloneCommand
 from vlmsafe.errors import EnvironmentFailure, InputError, Interrupted, RunError
+from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.runs.run import Run
 
 SMALL = {"steps": 4_500, "passes": 40, "hidden": (16, 16)}  # two tasks
@@ -52,6 +53,16 @@ def test_a_round_adds_the_clones_own_states(made, tmp_path):
     assert (second["steps"], run.config.epochs, run.epochs_done()) == (9_000, 2, 2)
     assert run.checkpoint()[0].arrays["normaliser.count"] == 9_000
     assert (networks(run) != networks(made)).any()
+
+
+def test_a_clone_keeps_the_floor_that_it_was_fitted_with(made, tmp_path):
+    run = clone("braking", **SMALL, observation_floor=0.5, run_dir=tmp_path / "run")
+    assert run.config.observation_floor == 0.5
+    normaliser, default = (Normaliser.from_arrays(one.checkpoint()[0].arrays) for one in (run, made))
+    np.testing.assert_array_equal(normaliser.mean, default.mean)
+    state = (default.mean + 0.1).astype(np.float32)
+    assert np.abs(normaliser.normalise(state)).max() < 0.21
+    assert np.abs(default.normalise(state)).max() > 0.25
 
 
 def test_its_row_tells_what_was_recorded_and_claims_no_training(made):
@@ -159,4 +170,4 @@ def test_the_command_has_the_functions_defaults():
     own, function = CloneCommand("braking"), inspect.signature(clone).parameters
     shared = [name for name in function if hasattr(own, name) and name != "env"]
     assert {name: getattr(own, name) for name in shared} == {name: function[name].default for name in shared}
-    assert len(shared) == 10
+    assert len(shared) == 11

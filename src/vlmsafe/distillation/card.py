@@ -204,7 +204,7 @@ def card(data: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
         ),
         warnings="\n".join(_warning(test) for test in figures["anticipation"]),
         indicators=_indicators(figures["indicators"]),
-        command="Made by `vlmsafe embedded build`, which prints and writes all of the above.",
+        command="Its stages are those of `vlmsafe embedded build`, which prints and writes all of the above.",
     )
 
 
