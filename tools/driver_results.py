@@ -5,8 +5,9 @@
     python tools/driver_results.py figure docs/images/driver-curves.png
     python tools/driver_results.py keep easy-from-scratch-seed-1 RUN      # its policy, into benchmarks/drivers/policies
 
-`collect` replaces what the tables hold under the same label. Runs are too large for the repository; these tables are
-what is kept of them: `curves.csv` has a row per run and epoch, `evaluations.csv` one per run and held-out evaluation.
+`collect` replaces what the tables hold of the same seeds under the same label. Runs are too large for the repository;
+these tables are what is kept of them: `curves.csv` has a row per run and epoch, `evaluations.csv` one per run and
+held-out evaluation.
 Steps are those of the simulator: a run that keeps each action for two steps counts both.
 """
 
@@ -81,8 +82,9 @@ def collect(label: str, folders: Sequence[Path]) -> None:
     for path, rows in ((CURVES, curves), (EVALUATIONS, evaluations)):
         new = pl.DataFrame(rows, infer_schema_length=None)
         if path.exists():
-            kept = pl.read_csv(path, infer_schema_length=None).filter(pl.col("label") != label)
-            new = pl.concat([kept, new], how="diagonal_relaxed")
+            kept = pl.read_csv(path, infer_schema_length=None)
+            made_anew = (pl.col("label") == label) & pl.col("seed").is_in(new["seed"].unique().to_list())
+            new = pl.concat([kept.filter(~made_anew), new], how="diagonal_relaxed")
         new.write_csv(path)
         print(f"{path.name}: {len(rows)} rows of '{label}'")
 

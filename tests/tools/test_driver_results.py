@@ -59,3 +59,21 @@ def test_a_kept_policy_gives_the_results_of_its_run_and_no_path_of_the_machine(t
     folder = tool.keep("one", run)
     assert evaluate(folder, episodes=2)["cost"].equals(evaluate(run, episodes=2)["cost"])
     assert str(tmp_path) not in (folder / "config.yaml").read_text() + (folder / "card.yaml").read_text()
+
+
+def test_collecting_a_seed_replaces_this_seed_alone(tool, tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "FOLDER", tmp_path)
+    monkeypatch.setattr(tool, "CURVES", tmp_path / "curves.csv")
+    monkeypatch.setattr(tool, "EVALUATIONS", tmp_path / "evaluations.csv")
+    small = {"env": "braking", "steps_per_epoch": 200, "learner": {"update_iters": 1}}
+    runs = []
+    for name, seed, epochs in (("first", 1, 1), ("second", 2, 1), ("first-again", 1, 2)):
+        run = train(**small, total_steps=200 * epochs, seed=seed, run_dir=str(tmp_path / name), quiet=True)
+        evaluate(run, episodes=2)
+        runs.append(run)
+    tool.collect("one", [run.path for run in runs[:2]])
+    tool.collect("another", [runs[0].path])
+    tool.collect("one", [runs[2].path])
+    found = pl.read_csv(tmp_path / "evaluations.csv").select("label", "seed", "steps")
+    assert sorted(found.rows()) == [("another", 1, 200), ("one", 1, 400), ("one", 2, 200)]
+    assert len(pl.read_csv(tmp_path / "curves.csv")) == 4
