@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 SPECIAL = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",

@@ -42,8 +42,8 @@ from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Precision, Scorer
 from vlmsafe.signals.scorers.checkpoints.chat import ChatReader
 from vlmsafe.signals.scorers.checkpoints.files import Files
+from vlmsafe.signals.scorers.make import make_scorer
 from vlmsafe.signals.scorers.processors import read_image_processor
-from vlmsafe.signals.scorers.registry import make_scorer
 
 _models: Any = transformers  # half typed; what comes from it is Any
 families: Any = importlib.import_module("small_families")  # of the tests, which make the same models, only smaller

@@ -56,7 +56,7 @@ def simulate_run(given: dict[str, Any]) -> None:
     import torch  # as every run does, for its policy
 
     from vlmsafe.signals.prompts import load_prompts
-    from vlmsafe.signals.scorers.registry import make_scorer
+    from vlmsafe.signals.scorers.make import make_scorer
 
     torch.zeros(1)
 

@@ -202,7 +202,7 @@ def score_in_process(name: str, frames: int) -> tuple[float, float]:
 
     import vlmsafe.training.trainer  # noqa: F401 - what a training process has in memory in any case
     from vlmsafe.signals.prompts import load_prompts
-    from vlmsafe.signals.scorers.registry import make_scorer
+    from vlmsafe.signals.scorers.make import make_scorer
 
     torch.set_num_threads(1)
     if name == "none":

@@ -30,7 +30,8 @@ from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import ClgWeights, Scores, apply_rule
 from vlmsafe.signals.scorers.api import GateKind, Precision, Rule, Scorer, check_scorer, score_checked
 from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
-from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import make_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.shaping import due
 
 __all__ = ["SemanticSignals"]

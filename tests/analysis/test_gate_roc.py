@@ -29,7 +29,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.evaluation.trace.record import trace
 from vlmsafe.paper.published import published
 from vlmsafe.signals.gate import Gate, PlattGate, SignedGate, gate_levels
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 FEW = {"resamples": 20}
 

@@ -28,7 +28,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.evaluation.trace.record import trace
 from vlmsafe.paper.published import published
 from vlmsafe.signals.gate import Gate
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 FEW = {"resamples": 20}
 

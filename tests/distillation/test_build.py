@@ -29,7 +29,7 @@ from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of
 from vlmsafe.signals.scorers.embedded.network import load
 from vlmsafe.signals.scorers.embedded.tokenizer import Tokenizer
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 SMALL = BuildPlan(
     recorded=(AgentPlan("rough", "braking", steps=200),),

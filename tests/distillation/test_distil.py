@@ -21,7 +21,7 @@ from vlmsafe.distillation.frames import FramesTask
 from vlmsafe.errors import InputError, Interrupted, VlmsafeError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.embedded.network import POOLED, load
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HARBOUR = "gym:harbour:Harbour-v0"

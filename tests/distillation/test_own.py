@@ -15,7 +15,7 @@ from vlmsafe.distillation.own import build_own, env_prompts, read_plan, read_wor
 from vlmsafe.distillation.plan import BuildPlan
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HARBOUR = "gym:harbour:Harbour-v0"

@@ -20,7 +20,7 @@ from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.frame_stack import stack_of
 from vlmsafe.signals.gate import GATES, Gate
 from vlmsafe.signals.prompts import load_prompts
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 SMALL = {"total_steps": 400, "steps_per_epoch": 400, "learner": {"update_iters": 1}, "quiet": True}
 OWN = "python:frame_scorer:FrameScorer"

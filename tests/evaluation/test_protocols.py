@@ -14,7 +14,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.evaluation.plan import Plan
 from vlmsafe.evaluation.protocols import PROTOCOLS, Protocol, protocol, protocols_of
 from vlmsafe.evaluation.trace.record import trace
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 METADRIVE, BULLET, FORMULA_ONE = "metadrive-hard", "bullet-car-reach", "formula-one-l2"
 PAPER = {  # (name, environment): first scenario, episodes, stochastic, in the training pool

@@ -38,7 +38,8 @@ from vlmsafe.signals.platt import DangerLabel
 from vlmsafe.signals.prompts import shipped_prompts
 from vlmsafe.signals.scorers.api import Precision, Scorer
 from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
-from vlmsafe.signals.scorers.registry import MOST_FRAMES, check_stack, kind_of, parse_scorer
+from vlmsafe.signals.scorers.make import MOST_FRAMES, check_stack
+from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 from vlmsafe.signals.service.spec import parse_address
 
 PLACE = frozenset(

@@ -32,7 +32,8 @@ from vlmsafe.signals.frame_stack import STEPS_APART
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Inputs, Scorer, check_scorer, score_named
 from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
-from vlmsafe.signals.scorers.registry import KINDS, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import make_scorer
+from vlmsafe.signals.scorers.registry import KINDS, parse_scorer
 
 _TEACHES = ("frame", "hazard", "observation")
 _BATCH = 64  # inputs at a time that are no frames, or where a scorer names no number

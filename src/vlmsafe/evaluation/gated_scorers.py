@@ -18,7 +18,8 @@ from vlmsafe.signals.frame_stack import joint_stack, part_of_stack, stack_of
 from vlmsafe.signals.gate import AnyGate, Gate, UserGate, gate_levels, gate_name, uncalibrated
 from vlmsafe.signals.prompts import PromptSet, load_prompts, shipped_prompts
 from vlmsafe.signals.scorers.api import InputKind, Inputs, Scorer, Similarities, check_scorer, score_named
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, make_scorer, parse_scorer, stack_for
+from vlmsafe.signals.scorers.make import make_scorer, stack_for
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, NO_SCORER, ScorerName, parse_scorer
 from vlmsafe.training.score import FrameScoring
 
 

@@ -24,7 +24,8 @@ from vlmsafe.runs.warm_start import read_start
 from vlmsafe.signals.gate import FITTED, load_gate
 from vlmsafe.signals.prompts import load_prompts
 from vlmsafe.signals.scorers.api import InputKind, Rule
-from vlmsafe.signals.scorers.registry import NO_SCORER, kind_of, look_up_scorer
+from vlmsafe.signals.scorers.make import look_up_scorer
+from vlmsafe.signals.scorers.registry import NO_SCORER, kind_of
 from vlmsafe.studies.progress import run_progress
 from vlmsafe.studies.scorer.shared import shares
 from vlmsafe.studies.study import RunSpec, Study

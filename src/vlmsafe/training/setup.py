@@ -17,7 +17,8 @@ from vlmsafe.io.source import SourceHash, unseen_files
 from vlmsafe.signals.gate import FITTED, AnyGate, UserGate, load_gate
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import InputKind, Scorer, check_scorer
-from vlmsafe.signals.scorers.registry import kind_of, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import make_scorer
+from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.training.collect import DescribeTask, Dimensions
 

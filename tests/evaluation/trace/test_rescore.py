@@ -18,7 +18,8 @@ from vlmsafe.io.images import encode
 from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.frame_stack import FrameStack, stack_of, steps_back
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import make_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 
 SETS = {
     "one": PromptSet(("the car drives safely",), ("about to hit",)),

@@ -21,7 +21,7 @@ from vlmsafe.evaluation.trace.task import TraceTask
 from vlmsafe.runs.traces import open_trace
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import ScorerFailure
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 PROMPTS = PromptSet(("clear road",), ("a bump ahead", "too fast"))
 BASE = ["protocol", "deterministic", "checkpoint_epoch", "episode", "scenario", "traffic_seed", "step", "reward",

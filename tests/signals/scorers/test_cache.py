@@ -15,7 +15,7 @@ from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers import cache as cache_module
 from vlmsafe.signals.scorers.api import Scorer, check_scorer
 from vlmsafe.signals.scorers.cache import CachedScorer, ScoreCache, default_path
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 FRAMES = np.random.default_rng(2).integers(0, 256, (12, 8, 10, 3), np.uint8)
 PROMPTS = PromptSet(("a clear road",), ("a crash",))

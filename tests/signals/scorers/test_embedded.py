@@ -25,7 +25,8 @@ from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.scorers.embedded import SHIPPED, revision_of, trained_in
 from vlmsafe.signals.scorers.embedded.network import Embedding, load
 from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
-from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import make_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.wrapper import SemanticSignals
 
 PROMPTS = PromptSet(["the car drives safely", "a clear road"], ["about to hit", "the car leaves the lane", "danger"])

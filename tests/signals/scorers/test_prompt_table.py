@@ -11,7 +11,7 @@ from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.embedded.network import Architecture, Embedding, load, save
 from vlmsafe.signals.scorers.embedded.prompt_table import find_prompts
 from vlmsafe.signals.scorers.embedded.scorer import EmbeddedScorer
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 
 TEXTS = ("the kiln glows evenly", "the glaze melts", "the glaze is cracking")
 PROMPTS = PromptSet(TEXTS[:2], TEXTS[2:])

@@ -18,7 +18,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.signals.frame_stack import stack_of
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer, check_scorer
-from vlmsafe.signals.scorers.registry import KINDS, kind_of, make_scorer, parse_scorer, stack_for
+from vlmsafe.signals.scorers.make import make_scorer, stack_for
+from vlmsafe.signals.scorers.registry import KINDS, kind_of, parse_scorer
 
 PROMPTS = PromptSet(("a clear road ahead",), ("the car leaves the road",), "safe driving", "danger")
 ARGUMENTS = {"constant": "0.5", "python": "frame_scorer:FrameScorer"}

@@ -18,7 +18,7 @@ from waiting import wait_until
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import InputKind, Rule, Scorer, ScorerFailure
-from vlmsafe.signals.scorers.registry import make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
 from vlmsafe.signals.service.engine import Engine, ModelSpec, NotShared, ServiceStopped
 
 ONE = PromptSet(*PROMPTS)

@@ -33,7 +33,8 @@ from vlmsafe.signals.frame_stack import stack_of
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Scorer, ScorerFailure, score_checked
 from vlmsafe.signals.scorers.batches import overlapped
-from vlmsafe.signals.scorers.registry import make_scorer, scorer_source
+from vlmsafe.signals.scorers.make import make_scorer
+from vlmsafe.signals.scorers.registry import scorer_source
 from vlmsafe.signals.service.client import ServiceScorer
 from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.server import Server

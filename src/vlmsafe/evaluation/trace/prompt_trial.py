@@ -19,7 +19,8 @@ from vlmsafe.runs.traces import RecordedTrace, TraceScorer, open_trace
 from vlmsafe.signals.prompts import PromptSet, load_prompts
 from vlmsafe.signals.rules import apply_rule
 from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
-from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer, stack_for
+from vlmsafe.signals.scorers.make import stack_for
+from vlmsafe.signals.scorers.registry import DEFAULT_SCORER, ScorerName, parse_scorer
 
 RECORDED = "as recorded"
 """The name of the trace's own scores among the candidates."""

@@ -17,7 +17,8 @@ from vlmsafe.signals.frame_stack import Frame, StepsBack, stack_of
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import GateKind, Scorer, Similarities, check_scorer, score_named
 from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
-from vlmsafe.signals.scorers.registry import ScorerName, make_scorer
+from vlmsafe.signals.scorers.make import make_scorer
+from vlmsafe.signals.scorers.registry import ScorerName
 
 
 def stacks(pictures: pl.DataFrame, stack: StepsBack) -> Iterator[Frame]:

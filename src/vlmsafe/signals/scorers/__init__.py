@@ -1,7 +1,7 @@
 """Scorers: each turns a batch of inputs into similarities to positive and negative prompts.
 
 api.py        `Scorer`, the class to implement, and the checks of what a scorer returns
-registry.py   the kinds of scorers, names such as `clip:<model>`, and `make_scorer`
+registry.py   the kinds of scorers, and names such as `clip:<model>`; make.py makes a scorer from its name
 loaders.py    how each kind is loaded
 clip.py, qwen2_vl.py, checkpoints/, embedded/, endpoint/, rnd.py, controls.py   the scorers
 cache.py      scores on disk, before a slow or paid scorer; bill.py says what scoring cost

@@ -36,7 +36,8 @@ from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import Inputs, Scorer, Similarities, check_frames
 from vlmsafe.signals.scorers.device import find_device
-from vlmsafe.signals.scorers.registry import make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import make_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.service.metrics import Labels, Metrics
 from vlmsafe.signals.service.model import Make, Model, labels
 from vlmsafe.signals.service.scheduler import Change, Client, Queue, Reading, State

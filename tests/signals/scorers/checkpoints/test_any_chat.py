@@ -14,9 +14,9 @@ from vlmsafe.errors import InputError, MissingDependencyError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import check_scorer, score_checked
 from vlmsafe.signals.scorers.checkpoints.chat import SHARE
+from vlmsafe.signals.scorers.make import look_up_scorer, make_scorer
 from vlmsafe.signals.scorers.processors import read_processor
 from vlmsafe.signals.scorers.qwen2_vl import Qwen2VLScorer
-from vlmsafe.signals.scorers.registry import look_up_scorer, make_scorer
 
 TOLERANCE = 1e-5
 """Between the plain path and the fast one, and between either and whole passes of the model, in float32."""

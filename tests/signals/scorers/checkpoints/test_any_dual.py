@@ -15,7 +15,7 @@ from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import check_scorer, score_checked
 from vlmsafe.signals.scorers.clip import ClipScorer
-from vlmsafe.signals.scorers.registry import look_up_scorer, make_scorer
+from vlmsafe.signals.scorers.make import look_up_scorer, make_scorer
 
 TOLERANCE = 1e-4
 """Between the plain path and the fast one, and between either and the model called by hand, in float32."""

@@ -19,7 +19,8 @@ from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.checkpoints.names import family_of, split_revision
-from vlmsafe.signals.scorers.registry import KINDS, look_up_scorer, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import look_up_scorer, make_scorer
+from vlmsafe.signals.scorers.registry import KINDS, parse_scorer
 from vlmsafe.signals.service.engine import Engine
 from vlmsafe.signals.service.spec import ModelSpec
 
@@ -142,7 +143,8 @@ import json, sys
 import numpy as np
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.registry import look_up_scorer, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import look_up_scorer, make_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 
 frames = np.random.default_rng(0).integers(0, 256, (3, 60, 90, 3), np.uint8)
 prompts = PromptSet(("a clear road ahead",), ("about to hit something",))

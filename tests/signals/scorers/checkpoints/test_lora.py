@@ -13,7 +13,8 @@ from small_models import PROMPTS, save_small_clip
 
 from vlmsafe.errors import InputError
 from vlmsafe.signals.prompts import PromptSet
-from vlmsafe.signals.scorers.registry import look_up_scorer, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import look_up_scorer, make_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 
 SMALL = PromptSet(*PROMPTS, "safe driving", "danger")
 LAYER = "vision_model.encoder.layers.1.self_attn.q_proj"

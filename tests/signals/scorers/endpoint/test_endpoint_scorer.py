@@ -20,7 +20,8 @@ from vlmsafe.signals.prompts import PromptSet
 from vlmsafe.signals.scorers.api import check_scorer
 from vlmsafe.signals.scorers.endpoint.options import TOKENS, EndpointOptions
 from vlmsafe.signals.scorers.endpoint.scorer import EndpointScorer
-from vlmsafe.signals.scorers.registry import look_up_scorer, make_scorer, parse_scorer
+from vlmsafe.signals.scorers.make import look_up_scorer, make_scorer
+from vlmsafe.signals.scorers.registry import parse_scorer
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.wrapper import SemanticSignals
 
