@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,15 +24,15 @@ from vlmsafe.config.bounds import (
     Positive,
     PositiveInt,
     Share,
-    out_of_bounds,
 )
-from vlmsafe.config.learning import OFF_POLICY, OFF_POLICY_STD, LearnerConfig, MultiplierConfig
+from vlmsafe.config.combinations import problems_of
+from vlmsafe.config.learning import LearnerConfig, MultiplierConfig
 from vlmsafe.envs.api import EnvSpec
 from vlmsafe.envs.registry import env_spec, world_name
 from vlmsafe.errors import InputError
 from vlmsafe.kernels import Kernels
 from vlmsafe.numerics.normaliser import CLIP, STD_FLOOR
-from vlmsafe.signals.gate import FITTED, GATES, ONE_SIDED
+from vlmsafe.signals.gate import FITTED, GATES
 from vlmsafe.signals.platt import DangerLabel
 from vlmsafe.signals.prompts import shipped_prompts
 from vlmsafe.signals.scorers.api import Precision, Scorer
@@ -53,9 +52,6 @@ other values."""
 
 DRIVER = "driver:"
 """The prefix of a shipped driver's name, wherever a run can be given."""
-
-_SHORTEST_EPOCH = 20
-"""The least number of steps in an epoch that an error message proposes."""
 
 _DEVICES = Pattern(r"auto|cpu|cuda(:\d+)?", "auto, cpu, cuda or a certain GPU such as cuda:1")
 _GATES = Pattern(
@@ -317,7 +313,7 @@ class TrainConfig:
             init_from=None if self.init_from is None else self._source(self.init_from),
             signal=resolved_signal(self.signal, spec),
         )
-        problems = list(_problems(config))
+        problems = list(problems_of(config))
         if problems:
             raise InputError("; ".join(problems))
         return config
@@ -379,86 +375,3 @@ def default_run_dir(config: TrainConfig) -> Path:
     env = world_name(config.env).replace(":", "-").replace("/", "-") + shown
     arm = config.method if config.recipe is None else f"{config.method}-{config.recipe}"
     return Path("runs") / env / arm / f"seed-{config.seed}"
-
-
-def _problems(config: TrainConfig) -> Iterator[str]:
-    """What is wrong with a configuration: values out of bounds, and values that do not fit together."""
-    yield from out_of_bounds(config)
-    yield from (f"signal.endpoint.{problem}" for problem in config.signal.endpoint.problems())
-    learner, signal = config.learner, config.signal
-    if learner.algorithm == "cup" and learner.gamma == 1.0:
-        yield "learner.gamma is 1; CUP divides by 1 - gamma, so it must be less"
-    if learner.algorithm in OFF_POLICY:
-        unused = {
-            "learner.final_std": learner.final_std, "learner.scale_rewards": learner.scale_rewards,
-            "init_critics": config.init_critics, "init_std": config.init_std,
-            "signal.scorer": signal.scorer != "none",
-        }  # fmt: skip
-        if config.num_envs > 1:
-            yield f"num_envs is {config.num_envs}; the learner '{learner.algorithm}' acts in one process: drop it"
-        for name in (name for name, value in unused.items() if value):
-            yield f"{name} is set, but the learner '{learner.algorithm}' has no use for it; drop it"
-        low, high = OFF_POLICY_STD
-        given = learner.initial_std if isinstance(learner.initial_std, tuple) else (learner.initial_std,)
-        if not all(low <= std <= high for std in given):
-            yield (
-                f"learner.initial_std is {learner.initial_std}; the learner '{learner.algorithm}' takes values from "
-                f"{low:g} to {high:g}"
-            )
-    for name, part in (("multiplier", config.multiplier), ("signal.multiplier", signal.multiplier)):
-        if part.upper_bound is not None and not part.upper_bound >= part.initial:
-            yield f"{name}.upper_bound is {part.upper_bound}; it must be at least {name}.initial, {part.initial}"
-    if config.init_from is None:
-        changes = {"init_critics": config.init_critics, "init_std": config.init_std, "init_mean": config.init_mean}
-        for name in (name for name, value in changes.items() if value):
-            yield f"{name} is set, but init_from is not; name a run to start from"
-    if config.init_from is not None and learner.final_std is not None and config.init_std is None:
-        yield "learner.final_std is set, but init_std is not; name the standard deviation from which it falls"
-    if signal.scorer != "none" and signal.gate in ONE_SIDED and signal.cost_weight > 0.0:
-        yield (
-            f"signal.gate is '{signal.gate}' and signal.cost_weight {signal.cost_weight}; this gate closes on frames "
-            "that look dangerous, so it would hide them from the cost: use another gate, or another route for the "
-            "negative score (--multiplier.signal-weight, --signal.multiplier.kind)"
-        )
-    frames, episodes = signal.calibration.frames, signal.calibration.episodes
-    if frames is not None and frames < max(4, episodes):
-        yield (
-            f"signal.calibration.frames is {frames}; it must be at least 4, for quartiles, and at least the number of "
-            f"episodes, {episodes}"
-        )
-    if config.num_envs > 0 and config.steps_per_epoch > 0:
-        if config.steps_per_epoch % config.num_envs:
-            yield (
-                f"num_envs is {config.num_envs}, which does not divide steps_per_epoch {config.steps_per_epoch}; "
-                f"choose a divisor such as {_nearest_divisor(config.steps_per_epoch, config.num_envs)}"
-            )
-        if config.total_steps < config.steps_per_epoch or config.total_steps % config.steps_per_epoch:
-            yield (
-                f"total_steps is {config.total_steps}; it must be a positive multiple of steps_per_epoch "
-                f"{config.steps_per_epoch}; {_fitting_steps(config)}"
-            )
-
-
-def _fitting_steps(config: TrainConfig) -> str:
-    """Which setting to change, and to what, where the steps of a run are no whole number of epochs.
-
-    >>> _fitting_steps(TrainConfig(total_steps=1000))
-    'pass --steps-per-epoch 500, or --total-steps 20000'
-    """
-    total, epoch, workers = config.total_steps, config.steps_per_epoch, config.num_envs
-    # At least two epochs, because one leaves nothing to compare.
-    fitting = [n for n in range(workers, min(epoch, total // 2) + 1, workers) if total % n == 0]
-    rounded = max(1, round(total / epoch)) * epoch
-    shorter = f"--steps-per-epoch {max(fitting)}, or " if fitting and max(fitting) >= _SHORTEST_EPOCH else ""
-    return f"pass {shorter}--total-steps {rounded}"
-
-
-def _nearest_divisor(number: int, near: int) -> int:
-    """The divisor of `number` nearest to `near`, the smaller one of two equally near.
-
-    >>> _nearest_divisor(20_000, 3)
-    2
-    """
-    below = next(n for n in range(min(near, number), 0, -1) if number % n == 0)
-    above = next(n for n in range(near, number + 1) if number % n == 0) if near <= number else number
-    return below if near - below <= above - near else above
