@@ -8,7 +8,19 @@ from hypothesis import strategies as st
 from vlmsafe.config.learning import MultiplierConfig
 from vlmsafe.learners.multipliers import AdamMultiplier
 from vlmsafe.signals.rules import Scores
-from vlmsafe.signals.shaping import Signals, cost_bonus, due, excess, hold, path_means, path_sums, reward_bonus
+from vlmsafe.signals.shaping import (
+    Paths,
+    Signals,
+    change,
+    cost_bonus,
+    due,
+    excess,
+    hold,
+    path_means,
+    path_sums,
+    reward_bonus,
+    shape,
+)
 
 LENGTHS = st.lists(st.integers(1, 13), min_size=1, max_size=6)
 
@@ -86,3 +98,32 @@ def test_the_effective_budget_shift_is_the_published_one():
     bracket = multiplier.bracket(25.0, 25.0, 0.624)
     assert bracket.signal_term == pytest.approx(1.2e-3, abs=5e-5)
     assert bracket.cost_gap == 0.0
+
+
+@given(LENGTHS, st.data(), st.sampled_from([0.9, 0.99, 1.0]))
+def test_changes_add_nothing_to_the_discounted_total_of_an_episode_that_ended(lengths, data, gamma):
+    ends = np.cumsum(lengths)
+    terminated = np.array(data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths))), np.bool_)
+    levels = np.random.default_rng(sum(lengths)).random(ends[-1])
+    added = change(levels, Paths(ends, terminated, gamma))
+    for start, end, over in zip([0, *ends[:-1]], ends, terminated, strict=True):
+        total = sum(gamma**t * value for t, value in enumerate(added[start:end]))
+        left = 0.0 if over else gamma ** (end - start) * levels[end - 1]  # what a critic continues from
+        assert total == pytest.approx(left, abs=1e-12)
+
+
+def test_a_change_is_a_cost_where_danger_rises_and_a_refund_where_it_falls():
+    levels = np.array([0.0, 0.4, 0.4, 0.1, 0.3])
+    added = change(levels, Paths(np.array([3, 5]), np.array([True, False]), 1.0))
+    np.testing.assert_allclose(added, [0.0, 0.4, -0.4, 0.1, 0.2])
+
+
+def test_the_cost_takes_the_form_that_is_asked_for_and_the_rest_does_not_depend_on_it():
+    mask, paths = scored_steps([4, 3], 1), Paths(np.array([4, 7]), np.array([True, False]), 0.99)
+    scores, kappas = random_scores(7)
+    signals = hold(scores, kappas, mask, paths.ends)
+    level, moving = (shape(signals, 0.1, 2.0, 0.3, form, paths) for form in ("level", "change"))
+    np.testing.assert_array_equal(level.cost_bonus, cost_bonus(signals, 2.0, 0.3))
+    np.testing.assert_array_equal(moving.cost_bonus, change(level.cost_bonus, paths))
+    np.testing.assert_array_equal(level.bonus, moving.bonus)
+    np.testing.assert_array_equal(level.excess, moving.excess)

@@ -115,6 +115,7 @@ SHUFFLED = {**SIGNAL, "scorer": "shuffled:python:frame_scorer:FrameScorer", "eve
 ROUTES = {
     "bonus": {"reward_weight": 0.1},
     "critic": {"reward_weight": 0.0, "cost_weight": 0.5},
+    "change": {"reward_weight": 0.0, "cost_weight": 5.0, "cost_form": "change"},
     "own": {"reward_weight": 0.0, "multiplier": {"kind": "adam"}},
 }
 
@@ -285,6 +286,22 @@ def test_the_cost_route_changes_what_the_critic_learns_and_not_what_is_reported(
         assert rows[0][name] == rows[1][name]
     assert rows[1]["cost_critic_loss"] > rows[0]["cost_critic_loss"]
     assert rows[1]["signal_excess"] > 0.0
+
+
+def test_a_change_of_the_excess_is_another_run_than_its_level_and_reports_the_same_cost(tmp_path):
+    settings = {**SMALL, "method": "vlm-ppo-lag"}
+    signal = {"scorer": "oracle", "reference": 0.1, "cost_weight": 5.0}
+    level, moving = (
+        train(**settings, run_dir=str(tmp_path / form), signal={**signal, "cost_form": form})
+        for form in ("level", "change")
+    )
+    rows = [run.rows("epochs")[0] for run in (level, moving)]
+    for name in ("episode_cost", "multiplier", "env_return", "bonus", "signal_excess"):
+        assert rows[0][name] == rows[1][name]
+    assert rows[0]["cost_critic_loss"] > rows[1]["cost_critic_loss"]  # a level adds up over an episode
+    assert level.rows("epochs")[1]["env_return"] != moving.rows("epochs")[1]["env_return"]
+    with pytest.raises(InputError, match=r"signal\.cost_form is 'change', but signal\.cost_weight is 0"):
+        train(**settings, run_dir=str(tmp_path / "none"), signal={"scorer": "oracle", "cost_form": "change"})
 
 
 def test_the_signals_own_multiplier_has_its_own_critic_and_constraint(tmp_path):

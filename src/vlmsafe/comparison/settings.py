@@ -40,7 +40,7 @@ FACTORS: dict[str, str] = {
     "query period": r"signal\.every",
     "bonus": r"signal\.reward_weight",
     "multiplier term": r"multiplier\.signal_.*",
-    "cost route": r"signal\.(cost_weight|reference)",
+    "cost route": r"signal\.(cost_weight|cost_form|reference)",
     "own multiplier": r"signal\.multiplier\..*",
     "learner": r"learner\.(algorithm|variant|focops_.*|p3o_.*|cg_.*|line_search_.*)|multiplier\.(kind|pid_.*)",
     "multiplier": r"multiplier\.(?!signal_).*",
@@ -106,6 +106,8 @@ def _signal_counts(name: str, settings: Settings) -> bool:
         return settings["multiplier.kind"] != "none"
     if name == "multiplier.signal_reference":
         return bool(settings["multiplier.signal_weight"]) and settings["multiplier.kind"] != "none"
+    if name == "signal.cost_form":
+        return bool(settings["signal.cost_weight"])
     if name == "signal.reference":
         return bool(settings["signal.cost_weight"]) or settings["signal.multiplier.kind"] != "none"
     return True

@@ -76,6 +76,8 @@ def _of_signal(signal: SignalConfig) -> Iterator[str]:
             "that look dangerous, so it would hide them from the cost: use another gate, or another route for the "
             "negative score (--multiplier.signal-weight, --signal.multiplier.kind)"
         )
+    if signal.cost_form != "level" and signal.cost_weight == 0.0:
+        yield f"signal.cost_form is '{signal.cost_form}', but signal.cost_weight is 0; set a weight, or drop it"
     frames, episodes = signal.calibration.frames, signal.calibration.episodes
     if frames is not None and frames < max(4, episodes):
         yield (

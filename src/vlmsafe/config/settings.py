@@ -40,6 +40,7 @@ from vlmsafe.signals.scorers.endpoint.options import EndpointOptions
 from vlmsafe.signals.scorers.make import MOST_FRAMES, check_stack
 from vlmsafe.signals.scorers.registry import kind_of, parse_scorer
 from vlmsafe.signals.service.spec import parse_address
+from vlmsafe.signals.shaping import CostForm
 
 PLACE = frozenset(
     {
@@ -117,6 +118,9 @@ class SignalConfig:
     """Weight of the gated positive score in the reward, lambda_r."""
     cost_weight: Annotated[NonNegative, tyro.conf.arg(aliases=("--vlm-cost-weight",))] = 0.0
     """Weight of the gated negative score's excess in the cost that the critic sees, lambda_c."""
+    cost_form: CostForm = "level"
+    """What is added to this cost: the excess in every step, or its change from step to step, which adds nothing to the
+    total of an episode."""
     reference: Share | None = None
     """Level above which the negative score counts as excess; by default the median of the calibration buffer."""
     scoring: Annotated[Literal["deferred", "in-step"], tyro.conf.arg(aliases=("--scoring",))] = "deferred"

@@ -7,6 +7,7 @@ the scores of its first k - 1 steps are 0. Everything here is a pure function of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from vlmsafe.signals.rules import Scores
 
 Float64 = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+CostForm = Literal["level", "change"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,30 @@ def cost_bonus(signals: Signals, weight: float, reference: float) -> Float64:
 
 
 @dataclass(frozen=True)
+class Paths:
+    """Where the episodes of an epoch end, and what a later cost is worth."""
+
+    ends: NDArray[np.int64]
+    """Index one past each path's last step. Every path begins with its episode."""
+    terminated: Mask
+    """Whether the path ended in a terminal state."""
+    gamma: float
+
+
+def change(levels: Float64, paths: Paths) -> Float64:
+    """gamma times the level after a step, minus the level before it: a potential of Ng, Harada and Russell (1999).
+
+    Before an episode and after its terminal state the level is 0, so the discounted sum over an episode that ended is 0
+    whatever the levels were. A cost of this form says early that danger rises, and changes no policy's total.
+    """
+    after = levels.copy()
+    after[paths.ends[paths.terminated] - 1] = 0.0
+    before = np.concatenate([[0.0], levels[:-1]])
+    before[np.concatenate([[0], paths.ends[:-1]])] = 0.0
+    return paths.gamma * after - before
+
+
+@dataclass(frozen=True)
 class Shaped:
     """What an epoch's signals add to each step."""
 
@@ -89,12 +115,15 @@ class Shaped:
     """Excess of the negative score over its reference; None where nothing uses it."""
 
 
-def shape(signals: Signals, reward_weight: float, cost_weight: float, reference: float | None) -> Shaped:
+def shape(
+    signals: Signals, reward_weight: float, cost_weight: float, reference: float | None, form: CostForm, paths: Paths
+) -> Shaped:
     """What the signals add to reward and cost; without a reference there is no excess and no bonus on the cost."""
+    added = np.zeros_like(signals.kappa) if reference is None else cost_bonus(signals, cost_weight, reference)
     return Shaped(
         signals=signals,
         bonus=reward_bonus(signals, reward_weight),
-        cost_bonus=np.zeros_like(signals.kappa) if reference is None else cost_bonus(signals, cost_weight, reference),
+        cost_bonus=change(added, paths) if form == "change" else added,
         excess=None if reference is None else excess(signals, reference),
     )
 

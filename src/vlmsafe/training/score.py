@@ -33,7 +33,7 @@ from vlmsafe.signals.platt import HAZARDOUS, Danger, Mask, cost_ahead, in_words
 from vlmsafe.signals.rules import Scores, apply_rule
 from vlmsafe.signals.scorers.api import SAME_MODEL, Scorer, Similarities, score_named
 from vlmsafe.signals.scorers.registry import kind_of
-from vlmsafe.signals.shaping import Shaped, hold, shape
+from vlmsafe.signals.shaping import Paths, Shaped, hold, shape
 from vlmsafe.signals.shuffling import of_other_episodes
 from vlmsafe.training.collect import ActionSource, CollectTask, Dimensions, Share, Watch
 
@@ -131,7 +131,7 @@ class Scoring(FrameScoring):
         assert rule != "none"
         return apply_rule(rule, joined, self.scorer.groups, self.scorer.bounds, self.config.clg_weights)
 
-    def shape(self, shares: Sequence[Share], path_ends: NDArray[np.int64], rng: np.random.Generator) -> Shaped:
+    def shape(self, shares: Sequence[Share], paths: Paths, rng: np.random.Generator) -> Shaped:
         """The signals of every step and what they add to reward and cost, once the epoch is collected.
 
         `rng` is for a scorer whose scores go to other episodes.
@@ -139,10 +139,10 @@ class Scoring(FrameScoring):
         scores, config = self.read(shares), self.config
         scored = np.concatenate([share.scored for share in shares])
         if kind_of(config.scorer).shuffles:
-            scores = of_other_episodes(scores, scored, path_ends, rng)
-        signals = hold(scores, self.gate(scores), scored, path_ends)
+            scores = of_other_episodes(scores, scored, paths.ends, rng)
+        signals = hold(scores, self.gate(scores), scored, paths.ends)
         reference = self.reference if config.needs_reference else None
-        return shape(signals, config.reward_weight, config.cost_weight, reference)
+        return shape(signals, config.reward_weight, config.cost_weight, reference, config.cost_form, paths)
 
     @property
     def gate(self) -> AnyGate:

@@ -31,7 +31,7 @@ from vlmsafe.runs.warm_start import describe_start
 from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.scorers.bill import Bill, in_words, since
 from vlmsafe.signals.service.spec import GivenUp
-from vlmsafe.signals.shaping import Shaped
+from vlmsafe.signals.shaping import Paths, Shaped
 from vlmsafe.training.collect import ActionSource, CollectTask, RandomPolicy, Share
 from vlmsafe.training.constraints import Constraints
 from vlmsafe.training.display import Display
@@ -190,7 +190,8 @@ class Trainer:
         if self.scoring is None:
             return None
         rng = np.random.default_rng(self.seed(OTHER_EPISODES, self.epoch))
-        return self.scoring.shape(shares, rollout.path_ends, rng)
+        paths = Paths(rollout.path_ends, rollout.terminated, self.config.learner.gamma)
+        return self.scoring.shape(shares, paths, rng)
 
     def end_workers(self) -> None:
         """After an epoch in rounds: end their process, if the next epoch needs a new one, and start that one."""

@@ -30,7 +30,7 @@ def methods(dataset: Dataset, entry: Entry) -> Table | Missing:
             for word, on in (
                 ("reward", signal.reward_weight > 0),
                 ("multiplier", config.multiplier.signal_weight > 0 and config.multiplier.kind != "none"),
-                ("cost", signal.cost_weight > 0),
+                ("cost" if signal.cost_form == "level" else "change of cost", signal.cost_weight > 0),
                 ("own multiplier", signal.multiplier.kind != "none"),
             )
             if has and on
