@@ -17,9 +17,12 @@ README_LINES = 80
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site, built as `make docs` builds it: a link or an anchor that leads nowhere fails the build."""
+    """The site, built as `make docs` builds it: a link or an anchor that leads nowhere fails the build.
+
+    Not with --quiet, under which mkdocs counts no warnings and --strict fails nothing.
+    """
     folder = tmp_path_factory.mktemp("site")
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     built = subprocess.run(
         words, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False
     )

@@ -281,12 +281,12 @@ def test_files_use_no_anchors_so_that_what_is_written_beside_the_runs_reads_the_
         assert "&id" not in yaml.safe_dump(dict(document))
 
 
-def test_the_arms_of_safer_driver_differ_in_the_scorer_only_and_from_the_baseline_in_the_signal():
+def test_the_arms_of_safer_driver_differ_in_the_scorer_and_from_the_baseline_in_the_signal():
     arms = {run.arm: flatten(to_dict(run.config)) for run in specs("safer-driver") if run.seed == 1}
     assert set(arms) == {"ppo-lag", "embedded", "shuffled", "oracle"}
-    own = {"run_dir", "signal.scorer", "signal.prompts"}  # the oracle reads no prompts
-    for arm in ("shuffled", "oracle"):
-        assert {key for key in arms[arm] if arms[arm][key] != arms["embedded"][key]} <= own
+    own = {"run_dir", "signal.scorer"}
+    for arm, more in (("shuffled", set()), ("oracle", {"signal.prompts", "signal.cost_weight"})):  # it reads no prompts
+        assert {key for key in arms[arm] if arms[arm][key] != arms["embedded"][key]} <= own | more
     assert arms["shuffled"]["signal.scorer"] == f"shuffled:{arms['embedded']['signal.scorer']}"
     others = {key for key in arms["embedded"] if arms["embedded"][key] != arms["ppo-lag"][key]} - {"run_dir", "method"}
     assert others
