@@ -36,7 +36,7 @@ demo: install
 	@$(BIN)/vlmsafe scope $(DEMO)/metadrive-easy-ends+mended/vlm-ppo-lag-conf/seed-1
 
 docs: install examples/tutorial.ipynb
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "site/index.html"
 
 examples/tutorial.ipynb: docs/start/tutorial.md
