@@ -14,8 +14,11 @@ already stays as it is.
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import tyro
@@ -33,6 +36,7 @@ from vlmsafe.runs.run import Run
 from vlmsafe.studies.journal import JOURNAL
 
 OF_STUDY = (STUDY_FILE, CLAIMS_FILE, PROTOCOL_FILE, PROTOCOL_PAGE, JOURNAL)
+EVENTS = "events.jsonl"
 ABOUT_MACHINE = ("system", "processor", "cores")
 
 
@@ -66,9 +70,10 @@ def keep_run(run: Run, to: Path) -> None:
         path_of(make_directory(to / "checkpoints"), found.epoch),
         dataclasses.replace(found, arrays=arrays, values=_placeless(values)).to_bytes(),
     )
-    for file in (PROMPTS, "events.jsonl", *(row_file(run.path, name).name for name in ROW_FILES)):
+    for file in (PROMPTS, *(row_file(run.path, name).name for name in ROW_FILES)):
         if (run.path / file).is_file():
             shutil.copyfile(run.path / file, to / file)
+    write_atomically(to / EVENTS, b"".join(_placeless_events(run.path)))
     _copy_tables(run.path, to)
     write_atomically(to / CONFIG, to_yaml(_placeless(read_yaml(run.path / CONFIG))).encode())
 
@@ -89,6 +94,15 @@ def _placeless(settings: dict[str, object]) -> dict[str, object]:
         if isinstance(inner := found.get(name), dict):
             found[name] = {key: value for key, value in inner.items() if key not in (*ABOUT_MACHINE, "run_dir")}
     return found
+
+
+def _placeless_events(run: Path) -> Iterator[bytes]:
+    """The lines of a run's events without what names the machine; RUN stands for the run's directory."""
+    for line in (run / EVENTS).read_text().splitlines():
+        event = {key: value for key, value in json.loads(line).items() if key not in ABOUT_MACHINE}
+        if "reason" in event:  # the command with which a run that was stopped is continued
+            event["reason"] = re.sub(rf"\S*{re.escape('/'.join(run.parts[-3:]))}", "RUN", event["reason"])
+        yield json.dumps(event).encode() + b"\n"
 
 
 def main(folder: Path, to: Path, /) -> None:

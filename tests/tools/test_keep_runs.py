@@ -1,6 +1,7 @@
 """Kept runs are small, name no place, and are the finished runs of the study again where they are put back."""
 
 import importlib.util
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -86,3 +87,19 @@ def test_runs_that_are_not_finished_are_left_out(folder, tmp_path):
     shutil.copytree(folder, copy)
     (copy / "speeding" / "plain" / "seed-1" / "checkpoints" / "epoch-00002.safetensors").unlink()
     assert "speeding/plain/seed-1" not in tool.keep(copy, tmp_path / "kept")
+
+
+def test_the_events_of_a_kept_run_name_neither_machine_nor_place(folder, tmp_path):
+    run = tmp_path / "copy" / "speeding" / "plain" / "seed-1"
+    shutil.copytree(folder / "speeding" / "plain" / "seed-1", run)
+    stopped = {"event": "interrupted", "reason": f"stopped; continue with: vlmsafe train --resume {run}", "cores": 2}
+    with (run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(stopped) + "\n")
+    tool.keep(tmp_path / "copy", tmp_path / "kept")
+    kept = (tmp_path / "kept" / "speeding" / "plain" / "seed-1" / "events.jsonl").read_text()
+    assert json.loads(kept.splitlines()[-1]) == {
+        "event": "interrupted",
+        "reason": "stopped; continue with: vlmsafe train --resume RUN",
+    }
+    assert str(tmp_path) not in kept
+    assert "processor" not in kept
