@@ -61,6 +61,8 @@ def drive(name: str, scenario: int) -> Drive:
     from vlmsafe.envs.metadrive.careful import CarefulDriver, speed_limit
 
     spec = env_spec(name)
+    assert spec.horizon is not None
+    assert spec.step_seconds is not None
     env: Any = spec.make(spec.training, randomise=False)
     try:
         env.reset(seed=scenario)

@@ -1,11 +1,12 @@
 """MetaDrive's own code against the fast path: the same trajectories, and what a step and a reset cost.
 
-    python benchmarks/metadrive.py [--episodes 300] [--runs RUN ...] [--profile metadrive-hard]
+    python benchmarks/metadrive.py [--episodes 300] [--repeat 4] [--runs RUN ...] [--profile metadrive-hard]
 
 Episodes are spread over the levels, their traffic densities and the drivers: the scripted one, random actions,
 and the sampled actions of trained runs given by --runs. Each episode is driven by both paths, in processes of their own
-that run at the same time. A digest covers every observation, reward and cost, and position, heading and speed of every
-car after every step. Times are CPU time of the process; a pair's ratio is taken on the same episodes.
+that run at the same time. With --repeat an action is kept for several steps, as `action_repeat` does, and the fast path
+leaves out observations that nobody reads. A digest covers every observation, reward and cost, and position, heading and
+speed of every car after every step. Times are CPU time of the process; a pair's ratio is taken on the same episodes.
 
 --profile prints instead what is left of the fast path's step in one environment, by function.
 
@@ -27,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -58,6 +59,8 @@ class Options:
     """Episodes of the comparison, at least."""
     steps: int = 1000
     """Steps after which an episode is cut."""
+    repeat: int = 1
+    """Steps for which every action is kept; a step of the table is then a decision."""
     runs: tuple[Path, ...] = ()
     """Run directories whose policies drive as well."""
     levels: tuple[str, ...] = ("easy", "medium", "hard")
@@ -81,6 +84,7 @@ class Task:
     first: int
     count: int
     steps: int
+    repeat: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,9 @@ Act = Callable[[NDArray[np.float32]], NDArray[Any]]
 
 def drive(task: Task, profiler: cProfile.Profile | None = None) -> list[Driven]:
     """Drive a task's episodes one after the other in one environment; the profiler sees the steps."""
-    spec = env_spec(task.env)
+    spec = replace(env_spec(task.env), repeat=task.repeat)
     env: Any = spec.make(spec.training)
+    simulator: Any = env if task.repeat == 1 else env._env
     driven = []
     for episode in range(task.first, task.first + task.count):
         begun = time.process_time()
@@ -108,13 +113,13 @@ def drive(task: Task, profiler: cProfile.Profile | None = None) -> list[Driven]:
         act = _driver(task.driver, env, np.random.default_rng(episode))
         digest = hashlib.sha256(observation.tobytes())
         steps, seconds, over = 0, 0.0, False
-        while not over and steps < task.steps:
+        while not over and steps * task.repeat < task.steps:
             action = act(observation)
             begun = time.process_time()
             with profiler or nullcontext():
                 observation, reward, terminated, truncated, info = env.step(action)
             seconds += time.process_time() - begun
-            digest.update(observation.tobytes() + np.array([reward, info["cost"]]).tobytes() + _cars(env))
+            digest.update(observation.tobytes() + np.array([reward, info["cost"]]).tobytes() + _cars(simulator))
             steps, over = steps + 1, terminated or truncated
         driven.append(Driven(digest.hexdigest(), steps, seconds, reset_seconds))
     env.close()
@@ -158,7 +163,14 @@ def compare(options: Options, console: Console) -> int:
     each = -(-options.episodes // (len(cases) * EPISODES_PER_TASK)) * EPISODES_PER_TASK
     variant = f"+{options.variant}" if options.variant else ""
     tasks = [
-        Task(f"metadrive-{level}:density-{density:g}{variant}{path}", driver, first, EPISODES_PER_TASK, options.steps)
+        Task(
+            f"metadrive-{level}:density-{density:g}{variant}{path}",
+            driver,
+            first,
+            EPISODES_PER_TASK,
+            options.steps,
+            options.repeat,
+        )
         for level, density, driver in cases
         for first in range(0, each, EPISODES_PER_TASK)
         for path in ("+stock", "")

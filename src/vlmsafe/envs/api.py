@@ -70,6 +70,12 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     isolate: bool = True
     """Whether a reset starts a clean simulator, where the simulator would carry state into the next episode."""
 
+    observed: bool = True
+    """Whether the caller reads the observation of the next step; set before a step.
+
+    Where it does not, a simulator may return any array and save the time, but on the last step of an episode.
+    """
+
     step_seconds: float | None = None
     """Simulated time per step, where the environment itself says it; None where `EnvSpec.step_seconds` does."""
 

@@ -83,7 +83,8 @@ class RepeatedAction(WrappedEnv):
 
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         total, costs = 0.0, []
-        for _ in range(self._times):
+        for left in reversed(range(self._times)):
+            self._env.observed = left == 0
             observation, reward, terminated, truncated, info = self._env.step(action)
             total += float(reward)
             costs += [info["cost"]] if "cost" in info else []

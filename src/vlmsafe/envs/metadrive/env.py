@@ -144,9 +144,9 @@ class MetaDrive(Env):
     def step(self, action: NDArray[np.floating[Any]]) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         # Python floats, because the simulator computes with what it gets: float32 actions would be rounded otherwise.
         steering, pedal = (float(value) for value in action)
-        observation, reward, terminated, truncated, info = self._simulator.step(
-            [steering, soft_brake(pedal) if self._soft else pedal]
-        )
+        controls = [steering, soft_brake(pedal) if self._soft else pedal]
+        unread = {"observed": False} if self._fast and not self.observed else {}
+        observation, reward, terminated, truncated, info = self._simulator.step(controls, **unread)
         events = {event: bool(info[event]) for event in self._costly}
         plain = {"cost": float(info["cost"]), "arrived": bool(info["arrive_dest"]), **events}
         self._events = {**events, "cost": plain["cost"] > 0.0}

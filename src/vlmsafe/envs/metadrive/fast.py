@@ -5,6 +5,7 @@
   in it, because nothing is rendered. (`setForceUpdateAllAabbs(False)` would save more, but it changes the order in
   which touching cars are pushed apart, and so their velocities after some crashes.)
 * Resets: see `reuse`.
+* Observations that nobody reads: see `agent`.
 * Panda's task manager is left out: it renders nothing here. Its one lasting duty, to free transforms, is done directly.
 
 `Simulator` is MetaDrive's own code; `internals` says when it has to be used.
@@ -17,9 +18,11 @@ from typing import Any
 
 import numpy as np
 from metadrive.component.vehicle.base_vehicle import BaseVehicle
+from metadrive.constants import DEFAULT_AGENT
 from metadrive.utils.utils import merge_dicts
 from panda3d.core import TransformState, Vec3
 
+from vlmsafe.envs.metadrive.agent import Agents, Navigation, Observation
 from vlmsafe.envs.metadrive.maps import KeptMaps
 from vlmsafe.envs.metadrive.reuse import Reuse
 from vlmsafe.envs.metadrive.simulator import Simulator
@@ -32,6 +35,17 @@ class FastSimulator(Simulator):
     """The simulator with faster steps and resets."""
 
     reuse: Reuse | None = None  # set before each reset; a reset of an engine in use takes nothing from it
+
+    def default_config(self) -> Any:
+        config = super().default_config()
+        config["vehicle_config"]["navigation_module"] = Navigation
+        return config
+
+    def _get_agent_manager(self) -> Agents:
+        return Agents(init_observations=self._get_observations())
+
+    def get_single_observation(self) -> Observation:
+        return Observation(self.config)
 
     def setup_engine(self) -> None:
         super().setup_engine()
@@ -47,6 +61,16 @@ class FastSimulator(Simulator):
         self.engine.map_manager.store = None if self.reuse is None else self.reuse.maps
         with nullcontext() if self.reuse is None else self.reuse.resetting():
             return super().reset(*args, **kwargs)
+
+    def step(self, actions: Any, observed: bool = True) -> Any:
+        """A step; without `observed`, its observation is made only if it is the last one of the episode."""
+        agent = self.agent
+        observation = self.observations[DEFAULT_AGENT]
+        agent.navigation.described = observation.read = observed
+        result = super().step(actions)
+        if not observed and (result[2] or result[3]):
+            result = (observation.made_now(agent), *result[1:])
+        return result
 
     def _step_simulator(self, actions: Any) -> dict[str, Any]:
         engine = self.engine

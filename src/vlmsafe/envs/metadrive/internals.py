@@ -44,6 +44,16 @@ PARTS: Mapping[str, str] = {
     "metadrive.engine.base_engine.BaseEngine.step": "b8c2828221f6",
     "metadrive.engine.base_engine.BaseEngine.after_step": "654e293a2946",
     "metadrive.envs.base_env.BaseEnv._step_simulator": "8b957747b5a3",
+    # what `agent` replaces or leaves out
+    "metadrive.manager.agent_manager.VehicleAgentManager": "1961bc2d4e81",
+    "metadrive.manager.base_manager.BaseAgentManager": "c60a63f28364",
+    "metadrive.obs.state_obs.LidarStateObservation": "d75bd82df2d9",
+    "metadrive.obs.state_obs.StateObservation": "cafd1cbc009f",
+    "metadrive.component.sensors.distance_detector.DistanceDetector": "483958df8115",
+    "metadrive.envs.base_env.BaseEnv._get_step_return": "d8e039490ca6",
+    "metadrive.envs.base_env.BaseEnv.step": "c776cbeaa8e5",
+    "metadrive.envs.base_env.BaseEnv._get_agent_manager": "4f8053aedb93",
+    "metadrive.envs.base_env.BaseEnv.get_single_observation": "db9b86fc786d",
     # the objects of accidents, which traffic cars follow and overtake like cars
     "metadrive.component.static_object.base_static_object.BaseStaticObject": "1badfb038e64",
     "metadrive.manager.object_manager.TrafficObjectManager": "987c530d62eb",
