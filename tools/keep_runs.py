@@ -4,11 +4,11 @@
     python tools/keep_runs.py benchmarks/safer-driver runs/safer-driver
 
 A kept run has its settings, rows, evaluations and traces as they were, and of its last checkpoint the policy and the
-normaliser. Critics and optimisers are left out, which are nine tenths of it; `epochs.jsonl` has the digest of the whole
-state. `vlmsafe study run`, `study report` and `audit` take a kept run for the finished run that it is, and it can be
-evaluated and traced again. It cannot be extended. Files of the study itself (protocol, claims, journal) come along.
-Runs that are not finished are left out, and so are settings and logs that name places on the machine. What is there
-already stays as it is.
+normaliser. Critics and optimisers are left out, which are nine tenths of it; `epochs.jsonl` has the digest of the
+whole state. `vlmsafe study run`, `study report` and `audit` take a kept run for the finished run that it is. It can be
+evaluated and traced again, and `vlmsafe verify --epochs N` repeats its N epochs from the seed. It cannot be extended.
+Files of the study itself (protocol, claims, journal) come along. Runs that are not finished are left out, and so are
+settings and logs that name places on the machine. What is there already stays as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
 from vlmsafe.learners.networks import POLICY
 from vlmsafe.runs.checkpoint import path_of
-from vlmsafe.runs.layout import CONFIG, PROMPTS, ROW_FILES, STUDY_FILE, row_file, tables_in
+from vlmsafe.runs.layout import CONFIG, PROMPTS, ROW_FILES, START, STUDY_FILE, row_file, tables_in
 from vlmsafe.runs.run import Run
 from vlmsafe.studies.journal import JOURNAL
 
@@ -70,7 +70,7 @@ def keep_run(run: Run, to: Path) -> None:
         path_of(make_directory(to / "checkpoints"), found.epoch),
         dataclasses.replace(found, arrays=arrays, values=_placeless(values)).to_bytes(),
     )
-    for file in (PROMPTS, *(row_file(run.path, name).name for name in ROW_FILES)):
+    for file in (PROMPTS, START, *(row_file(run.path, name).name for name in ROW_FILES)):
         if (run.path / file).is_file():
             shutil.copyfile(run.path / file, to / file)
     write_atomically(to / EVENTS, b"".join(_placeless_events(run.path)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verified_runs import change_checkpoint
 
 import vlmsafe
 from vlmsafe.comparison.outcomes import values_of
@@ -80,6 +81,28 @@ def test_a_kept_run_can_be_evaluated_and_traced_again(folder, tmp_path):
     one, other = (vlmsafe.evaluate(place, "selection", episodes=2)["cost"].to_list() for place in places)
     assert one == other
     assert vlmsafe.trace(places[1], episodes=1)["kappa"].drop_nulls().len()
+
+
+def test_a_kept_run_is_repeated_from_its_seed_and_its_policy_compared(folder, tmp_path):
+    tool.keep(folder, tmp_path)
+    kept = Run.open(tmp_path / "speeding" / "oracle" / "seed-1")
+    result = vlmsafe.verify(kept, epochs=1)
+    assert (result.outcome, [(one.start, one.last) for one in result.replays]) == ("equal", [(0, 1)])
+    assert "holds the policy without critics" in " ".join(result.notes)
+    assert vlmsafe.verify(kept, epochs=2).outcome == "equal"
+    change_checkpoint(kept, 2, {"networks": kept.checkpoint()[0].arrays["networks"] + np.float32(1e-6)})
+    assert vlmsafe.verify(kept, epochs=1).outcome == "equal"
+    (difference,) = vlmsafe.verify(kept, epochs=2).differences
+    assert (difference.epoch, difference.quantity, difference.source) == (2, "checkpoint", "records")
+
+
+def test_a_kept_run_has_what_it_started_from(folder, tmp_path):
+    source = folder / "speeding" / "plain" / "seed-1"
+    study = tmp_path / "study" / "speeding" / "warm"
+    config = {"env": "speeding", "total_steps": 80, "steps_per_epoch": 40, "init_from": str(source)}
+    vlmsafe.train(**config, seed=1, run_dir=study / "seed-1", quiet=True)
+    tool.keep(tmp_path / "study", tmp_path / "kept")
+    assert vlmsafe.verify(tmp_path / "kept" / "speeding" / "warm" / "seed-1").outcome == "equal"
 
 
 def test_runs_that_are_not_finished_are_left_out(folder, tmp_path):

@@ -84,7 +84,8 @@ class History:
         """The digest of the state after an epoch, from its row or else from its checkpoint; None if there is none."""
         if COLUMN in (row := self.rows[epoch - 1]):
             return {part: digest for part, digest in row[COLUMN].items() if part not in RECORDS}
-        return self.checkpoints[epoch].digest() if epoch in self.checkpoints else None
+        whole = epoch in self.checkpoints and not policy_only(self.checkpoints[epoch])
+        return self.checkpoints[epoch].digest() if whole else None
 
     # -- do the records fit together? --------------------------------------------------------------------------
 
@@ -95,8 +96,9 @@ class History:
         return sorted([*damaged, *rows, *self._checkpoints(), *self._end()], key=lambda difference: difference.epoch)
 
     def matching(self) -> dict[int, Checkpoint]:
-        """The checkpoints that fit the settings and the rows, by epoch."""
-        return {epoch: one for epoch, one in self.checkpoints.items() if not [*self._checkpoint(epoch, one)]}
+        """The whole checkpoints that fit the settings and the rows, by epoch."""
+        whole = {epoch: one for epoch, one in self.checkpoints.items() if not policy_only(one)}
+        return {epoch: one for epoch, one in whole.items() if not [*self._checkpoint(epoch, one)]}
 
     def notes(self) -> Iterator[str]:
         """What a reader should know about the extent of these records."""
@@ -112,6 +114,11 @@ class History:
             yield "no checkpoint is kept, so the last epochs cannot be replayed and the final policy was not checked"
         elif (newest := max(self.checkpoints)) < self.last and not [*self._end()]:
             yield f"no checkpoint covers {epochs_text(newest + 1, self.last)}; resuming the run computes it again"
+        for epoch in sorted(epoch for epoch, one in self.checkpoints.items() if policy_only(one)):
+            yield (
+                f"the checkpoint of epoch {epoch} holds the policy without critics and optimiser, so no epoch can be "
+                f"replayed from it; a replay from the seed to epoch {epoch} checks the policy"
+            )
 
     def _rows_in_order(self) -> Iterator[Mismatch]:
         for expected, row in enumerate(self.rows, 1):
@@ -170,7 +177,11 @@ class History:
             yield Mismatch(epoch, "prompts", text)
         if not 0 < epoch <= self.last or COLUMN not in self.rows[epoch - 1]:
             return
-        if parts := other_parts(self.state_after(epoch), checkpoint.digest()):
+        recorded, found = self.state_after(epoch), checkpoint.digest()
+        if policy_only(checkpoint):
+            found.pop("networks", None)
+            recorded = {part: digest for part, digest in (recorded or {}).items() if part in found}
+        if parts := other_parts(recorded, found):
             text = f"the digests of its {listed(parts)} are not those in the epoch's row"
             yield Mismatch(epoch, "checkpoint", text)
 
@@ -189,6 +200,11 @@ class History:
         if newest < self.last and (finished or self.last - newest > self.run.config.checkpoint.every):
             text = f"the newest checkpoint is of epoch {newest}; one of a later epoch must have been removed"
             yield Mismatch(self.last, "checkpoint", text)
+
+
+def policy_only(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint was reduced to what acts: a learner's own has critics, which every learner needs."""
+    return checkpoint.shape.critics == 0
 
 
 def other_parts(recorded: Mapping[str, str] | None, found: Mapping[str, str]) -> Sequence[str]:

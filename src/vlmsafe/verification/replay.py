@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from vlmsafe.config.learning import OFF_POLICY
 from vlmsafe.config.settings import TrainConfig
 from vlmsafe.errors import Interrupted
 from vlmsafe.io.disk import make_directory
 from vlmsafe.io.interrupts import StopRequest, stop_on_signals
-from vlmsafe.runs.checkpoint import Checkpoint, save_checkpoint
+from vlmsafe.learners.networks import POLICY
+from vlmsafe.runs.checkpoint import Checkpoint, save_checkpoint, saved_epochs
 from vlmsafe.runs.digest import COLUMN
 from vlmsafe.runs.experience import copy_experience
 from vlmsafe.runs.layout import ROW_FILES
@@ -20,7 +23,7 @@ from vlmsafe.runs.run import Row, Run
 from vlmsafe.training.setup import set_up
 from vlmsafe.training.trainer import Trainer
 from vlmsafe.verification.answer import Mismatch, Replay, listed
-from vlmsafe.verification.history import History, other_parts
+from vlmsafe.verification.history import History, other_parts, policy_only
 
 _SEEN_ENOUGH = "the end of the replay"
 
@@ -72,7 +75,19 @@ def replay(
             if stop.reason != _SEEN_ENOUGH:
                 raise KeyboardInterrupt from None  # there is nothing to save or to continue
     first = 0 if start is None else start.epoch
-    return Replayed(Replay(first, watch.seen), watch.difference, frozenset(watch.absent), scorer)
+    difference = watch.difference or _kept_policy(history, run, watch.seen)
+    return Replayed(Replay(first, watch.seen), difference, frozenset(watch.absent), scorer)
+
+
+def _kept_policy(history: History, run: Run, epoch: int) -> Mismatch | None:
+    """Compare the policy of a checkpoint that holds nothing else with that of the replay."""
+    kept = history.checkpoints.get(epoch)
+    if kept is None or not policy_only(kept) or epoch not in saved_epochs(run.checkpoints):
+        return None
+    replayed = run.checkpoint(epoch)[0].arrays["networks"][: POLICY + 1]
+    if np.array_equal(kept.arrays["networks"], replayed):
+        return None
+    return Mismatch(epoch, "checkpoint", "its policy is not that of the replay, whose state is the one recorded")
 
 
 def _config(config: TrainConfig, folder: Path, service: str) -> TrainConfig:
