@@ -89,10 +89,12 @@ def _copy_tables(run: Path, to: Path) -> None:
 
 def _placeless(settings: dict[str, object]) -> dict[str, object]:
     """Settings without what names the machine; the directory of a run is found by where it lies."""
-    found = {name: value for name, value in settings.items() if name != "run_dir"}
+    found = {name: value for name, value in settings.items() if name not in (*ABOUT_MACHINE, "run_dir")}
     for name in ("recorded", "config"):
         if isinstance(inner := found.get(name), dict):
-            found[name] = {key: value for key, value in inner.items() if key not in (*ABOUT_MACHINE, "run_dir")}
+            found[name] = _placeless(inner)
+    if isinstance(signal := found.get("signal"), dict) and signal.get("service"):
+        found["signal"] = {**signal, "service": ""}  # it does not affect results
     return found
 
 
@@ -100,8 +102,10 @@ def _placeless_events(run: Path) -> Iterator[bytes]:
     """The lines of a run's events without what names the machine; RUN stands for the run's directory."""
     for line in (run / EVENTS).read_text().splitlines():
         event = {key: value for key, value in json.loads(line).items() if key not in ABOUT_MACHINE}
+        if isinstance(scorer := event.get("scorer"), dict):
+            event["scorer"] = {key: value for key, value in scorer.items() if key != "service"}
         if "reason" in event:  # the command with which a run that was stopped is continued
-            event["reason"] = re.sub(rf"\S*{re.escape('/'.join(run.parts[-3:]))}", "RUN", event["reason"])
+            event["reason"] = re.sub(r"(--resume )\S+", r"\1RUN", event["reason"])
         yield json.dumps(event).encode() + b"\n"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from verified_runs import change_checkpoint
 
 import vlmsafe
@@ -115,14 +116,23 @@ def test_runs_that_are_not_finished_are_left_out(folder, tmp_path):
 def test_the_events_of_a_kept_run_name_neither_machine_nor_place(folder, tmp_path):
     run = tmp_path / "copy" / "speeding" / "plain" / "seed-1"
     shutil.copytree(folder / "speeding" / "plain" / "seed-1", run)
-    stopped = {"event": "interrupted", "reason": f"stopped; continue with: vlmsafe train --resume {run}", "cores": 2}
+    elsewhere = "/scratch/of/another/machine/seed-1"
+    stopped = {"event": "interrupted", "reason": f"stop; go on with: vlmsafe train --resume {elsewhere}", "cores": 2}
+    resumed = {"event": "resumed", "scorer": {"name": "embedded", "service": f"unix:{elsewhere}"}}
     with (run / "events.jsonl").open("a") as file:
-        file.write(json.dumps(stopped) + "\n")
+        file.writelines(json.dumps(event) + "\n" for event in (stopped, resumed))
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["signal"]["service"] = f"unix:{elsewhere}"
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
     tool.keep(tmp_path / "copy", tmp_path / "kept")
-    kept = (tmp_path / "kept" / "speeding" / "plain" / "seed-1" / "events.jsonl").read_text()
-    assert json.loads(kept.splitlines()[-1]) == {
-        "event": "interrupted",
-        "reason": "stopped; continue with: vlmsafe train --resume RUN",
-    }
-    assert str(tmp_path) not in kept
-    assert "processor" not in kept
+    place = tmp_path / "kept" / "speeding" / "plain" / "seed-1"
+    kept = (place / "events.jsonl").read_text()
+    assert [json.loads(line) for line in kept.splitlines()[-2:]] == [
+        {"event": "interrupted", "reason": "stop; go on with: vlmsafe train --resume RUN"},
+        {"event": "resumed", "scorer": {"name": "embedded"}},
+    ]
+    for text in (kept, (place / "config.yaml").read_text()):
+        assert str(tmp_path) not in text
+        assert elsewhere not in text
+        assert "processor" not in text
+    assert vlmsafe.verify(place, epochs=0).outcome == "equal"
