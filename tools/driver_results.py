@@ -74,8 +74,10 @@ def keep(name: str, run: Run) -> Path:
 def collect(label: str, folders: Sequence[Path]) -> None:
     curves: list[dict[str, Any]] = []
     evaluations: list[dict[str, Any]] = []
+    seeds = []
     for folder in folders:
         run = Run.open(folder)
+        seeds.append(run.config.seed)
         curves += [{"label": label, **row} for row in curve(run)]
         evaluations += [{"label": label, **row} for row in evaluated(run)]
     FOLDER.mkdir(exist_ok=True)
@@ -83,7 +85,7 @@ def collect(label: str, folders: Sequence[Path]) -> None:
         new = pl.DataFrame(rows, infer_schema_length=None)
         if path.exists():
             kept = pl.read_csv(path, infer_schema_length=None)
-            made_anew = (pl.col("label") == label) & pl.col("seed").is_in(new["seed"].unique().to_list())
+            made_anew = (pl.col("label") == label) & pl.col("seed").is_in(seeds)
             new = pl.concat([kept.filter(~made_anew), new], how="diagonal_relaxed")
         new.write_csv(path)
         print(f"{path.name}: {len(rows)} rows of '{label}'")

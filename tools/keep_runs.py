@@ -8,7 +8,9 @@ normaliser. Critics and optimisers are left out, which are nine tenths of it; `e
 whole state. `vlmsafe study run`, `study report` and `audit` take a kept run for the finished run that it is. It can be
 evaluated and traced again, and `vlmsafe verify --epochs N` repeats its N epochs from the seed. It cannot be extended.
 Files of the study itself (protocol, claims, journal) come along. Runs that are not finished are left out, and so are
-settings and logs that name places on the machine. What is there already stays as it is.
+settings and logs that name places on the machine. What is there already stays as it is; the study's own files are
+replaced unless their journal is the longer one. A run that starts from another run keeps the name of that run's
+directory; from a shipped driver, nothing names a place.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ from vlmsafe.io.disk import make_directory
 from vlmsafe.io.files import write_atomically
 from vlmsafe.learners.networks import POLICY
 from vlmsafe.runs.checkpoint import path_of
+from vlmsafe.runs.digest import REDUCED
 from vlmsafe.runs.layout import CONFIG, PROMPTS, ROW_FILES, START, STUDY_FILE, row_file, tables_in
 from vlmsafe.runs.run import Run
 from vlmsafe.studies.journal import JOURNAL
 
-OF_STUDY = (STUDY_FILE, CLAIMS_FILE, PROTOCOL_FILE, PROTOCOL_PAGE, JOURNAL)
+OF_STUDY = (STUDY_FILE, CLAIMS_FILE, PROTOCOL_FILE, PROTOCOL_PAGE)
 EVENTS = "events.jsonl"
 ABOUT_MACHINE = ("system", "processor", "cores")
 
@@ -52,11 +55,21 @@ def keep(folder: Path, to: Path) -> list[str]:
         if run.status() == "finished":
             keep_run(run, to / name)
             new.append(str(name))
-    for file in OF_STUDY:
-        if (folder / file).is_file():
-            make_directory(to)
-            shutil.copyfile(folder / file, to / file)
+    if len(_journal(folder)) >= len(_journal(to)):  # not where an older copy is put over a study that went on
+        make_directory(to)
+        for file in OF_STUDY:
+            if (folder / file).is_file():
+                shutil.copyfile(folder / file, to / file)
+        if journal := _journal(folder):
+            write_atomically(to / JOURNAL, b"".join(journal))
     return new
+
+
+def _journal(folder: Path) -> list[bytes]:
+    """The lines of a study's journal without the names of machines."""
+    path = folder / JOURNAL
+    rows = map(json.loads, path.read_text().splitlines()) if path.is_file() else ()
+    return [json.dumps({**row, "node": ""}).encode() + b"\n" for row in rows]
 
 
 def keep_run(run: Run, to: Path) -> None:
@@ -64,12 +77,11 @@ def keep_run(run: Run, to: Path) -> None:
     found, _ = run.checkpoint()
     arrays = {name: array for name, array in found.arrays.items() if name.startswith("normaliser.")}
     arrays["networks"] = found.arrays["networks"][: POLICY + 1].copy()
-    values = {**found.values, "shape": {**found.values["shape"], "critics": 0}}
+    values = _placeless({**found.values, "shape": {**found.values["shape"], "critics": 0}})
+    small, whole = dataclasses.replace(found, arrays=arrays, values=values), found.digest()
+    values[REDUCED] = [part for part in whole if small.digest().get(part) != whole[part]]
     make_directory(to / "evaluations")
-    write_atomically(
-        path_of(make_directory(to / "checkpoints"), found.epoch),
-        dataclasses.replace(found, arrays=arrays, values=_placeless(values)).to_bytes(),
-    )
+    write_atomically(path_of(make_directory(to / "checkpoints"), found.epoch), small.to_bytes())
     for file in (PROMPTS, START, *(row_file(run.path, name).name for name in ROW_FILES)):
         if (run.path / file).is_file():
             shutil.copyfile(run.path / file, to / file)

@@ -1,5 +1,6 @@
 """Kept runs are small, name no place, and are the finished runs of the study again where they are put back."""
 
+import dataclasses
 import importlib.util
 import json
 import shutil
@@ -14,6 +15,7 @@ from verified_runs import change_checkpoint
 import vlmsafe
 from vlmsafe.comparison.outcomes import values_of
 from vlmsafe.runs.arms import open_arms
+from vlmsafe.runs.checkpoint import save_checkpoint
 from vlmsafe.runs.records import read_arms
 from vlmsafe.runs.run import Run
 
@@ -89,12 +91,36 @@ def test_a_kept_run_is_repeated_from_its_seed_and_its_policy_compared(folder, tm
     kept = Run.open(tmp_path / "speeding" / "oracle" / "seed-1")
     result = vlmsafe.verify(kept, epochs=1)
     assert (result.outcome, [(one.start, one.last) for one in result.replays]) == ("equal", [(0, 1)])
-    assert "holds the policy without critics" in " ".join(result.notes)
+    assert "was reduced to what acts" in " ".join(result.notes)
     assert vlmsafe.verify(kept, epochs=2).outcome == "equal"
     change_checkpoint(kept, 2, {"networks": kept.checkpoint()[0].arrays["networks"] + np.float32(1e-6)})
     assert vlmsafe.verify(kept, epochs=1).outcome == "equal"
     (difference,) = vlmsafe.verify(kept, epochs=2).differences
     assert (difference.epoch, difference.quantity, difference.source) == (2, "checkpoint", "records")
+
+
+def test_what_is_missing_from_a_kept_run_is_found_without_a_replay(folder, tmp_path):
+    tool.keep(folder, tmp_path)
+    kept = Run.open(tmp_path / "speeding" / "plain" / "seed-1")
+    found = kept.checkpoint()[0]
+    arrays = {name: array for name, array in found.arrays.items() if not name.startswith("normaliser.")}
+    save_checkpoint(kept.checkpoints, dataclasses.replace(found, arrays=arrays), keep=1)
+    (difference,) = vlmsafe.verify(kept, epochs=0).differences
+    assert "normaliser" in difference.text
+
+
+def test_an_older_copy_does_not_replace_the_journal_of_a_study_that_went_on(folder, tmp_path):
+    tool.keep(folder, tmp_path / "kept")
+    journal = folder / "journal.jsonl"
+    rows = [json.loads(line) for line in (tmp_path / "kept" / "journal.jsonl").read_text().splitlines()]
+    assert len(rows) == len(journal.read_text().splitlines())
+    assert {row["node"] for row in rows} == {""}
+    shutil.copytree(tmp_path / "kept", tmp_path / "again")
+    line = json.dumps({**rows[-1], "what": "began"}) + "\n"
+    with (tmp_path / "again" / "journal.jsonl").open("a") as file:
+        file.write(line)
+    tool.keep(tmp_path / "kept", tmp_path / "again")
+    assert (tmp_path / "again" / "journal.jsonl").read_text().endswith(line)
 
 
 def test_a_kept_run_has_what_it_started_from(folder, tmp_path):

@@ -73,7 +73,8 @@ class Env(gymnasium.Env[Observation, NDArray[np.floating[Any]]], abc.ABC):
     observed: bool = True
     """Whether the caller reads the observation of the next step; set before a step.
 
-    Where it does not, a simulator may return any array and save the time, but on the last step of an episode.
+    Where it does not, a simulator may save the time and return any array. The observation of an episode's last step,
+    and that of a reset, are always made.
     """
 
     step_seconds: float | None = None

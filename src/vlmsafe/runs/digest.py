@@ -27,7 +27,9 @@ _PARTS = {
     "calibration": "signal", "probe": "signal",
 }  # fmt: skip
 """The part that an array or a value belongs to, if it is not the first word of its own name."""
-_NOT_STATE = frozenset({"trained", "shape", "origin", "row_files", "config", "prompts"})
+REDUCED = "reduced"
+"""The key under which a checkpoint that was made smaller names the parts that are not whole."""
+_NOT_STATE = frozenset({"trained", "shape", "origin", "row_files", "config", "prompts", REDUCED})
 """What a checkpoint holds for its readers: it follows from the settings and the epoch, or is compared by itself."""
 _DIGITS = 16
 

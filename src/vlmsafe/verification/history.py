@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from vlmsafe.errors import InputError, RunError
 from vlmsafe.runs.checkpoint import Checkpoint, load_checkpoint, path_of, saved_epochs
-from vlmsafe.runs.digest import COLUMN, PROGRESS, RECORDS, record_digest
+from vlmsafe.runs.digest import COLUMN, PROGRESS, RECORDS, REDUCED, record_digest
 from vlmsafe.runs.layout import CONFIG, PROMPTS, START, row_file
 from vlmsafe.runs.run import Row, Run
 from vlmsafe.verification.answer import Mismatch, epochs_text, listed
@@ -84,7 +84,7 @@ class History:
         """The digest of the state after an epoch, from its row or else from its checkpoint; None if there is none."""
         if COLUMN in (row := self.rows[epoch - 1]):
             return {part: digest for part, digest in row[COLUMN].items() if part not in RECORDS}
-        whole = epoch in self.checkpoints and not policy_only(self.checkpoints[epoch])
+        whole = epoch in self.checkpoints and not reduced(self.checkpoints[epoch])
         return self.checkpoints[epoch].digest() if whole else None
 
     # -- do the records fit together? --------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class History:
 
     def matching(self) -> dict[int, Checkpoint]:
         """The whole checkpoints that fit the settings and the rows, by epoch."""
-        whole = {epoch: one for epoch, one in self.checkpoints.items() if not policy_only(one)}
+        whole = {epoch: one for epoch, one in self.checkpoints.items() if not reduced(one)}
         return {epoch: one for epoch, one in whole.items() if not [*self._checkpoint(epoch, one)]}
 
     def notes(self) -> Iterator[str]:
@@ -114,10 +114,10 @@ class History:
             yield "no checkpoint is kept, so the last epochs cannot be replayed and the final policy was not checked"
         elif (newest := max(self.checkpoints)) < self.last and not [*self._end()]:
             yield f"no checkpoint covers {epochs_text(newest + 1, self.last)}; resuming the run computes it again"
-        for epoch in sorted(epoch for epoch, one in self.checkpoints.items() if policy_only(one)):
+        for epoch in sorted(epoch for epoch, one in self.checkpoints.items() if reduced(one)):
             yield (
-                f"the checkpoint of epoch {epoch} holds the policy without critics and optimiser, so no epoch can be "
-                f"replayed from it; a replay from the seed to epoch {epoch} checks the policy"
+                f"the checkpoint of epoch {epoch} was reduced to what acts, so no epoch can be replayed from it; a "
+                f"replay from the seed to epoch {epoch} checks its policy"
             )
 
     def _rows_in_order(self) -> Iterator[Mismatch]:
@@ -177,11 +177,9 @@ class History:
             yield Mismatch(epoch, "prompts", text)
         if not 0 < epoch <= self.last or COLUMN not in self.rows[epoch - 1]:
             return
-        recorded, found = self.state_after(epoch), checkpoint.digest()
-        if policy_only(checkpoint):
-            found.pop("networks", None)
-            recorded = {part: digest for part, digest in (recorded or {}).items() if part in found}
-        if parts := other_parts(recorded, found):
+        left_out = reduced(checkpoint)
+        parts = [part for part in other_parts(self.state_after(epoch), checkpoint.digest()) if part not in left_out]
+        if parts:
             text = f"the digests of its {listed(parts)} are not those in the epoch's row"
             yield Mismatch(epoch, "checkpoint", text)
 
@@ -202,9 +200,9 @@ class History:
             yield Mismatch(self.last, "checkpoint", text)
 
 
-def policy_only(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint was reduced to what acts: a learner's own has critics, which every learner needs."""
-    return checkpoint.shape.critics == 0
+def reduced(checkpoint: Checkpoint) -> Sequence[str]:
+    """The parts of the state that a checkpoint made by `tools/keep_runs.py` has not, or of which it has the policy."""
+    return checkpoint.values.get(REDUCED, ())
 
 
 def other_parts(recorded: Mapping[str, str] | None, found: Mapping[str, str]) -> Sequence[str]:

@@ -23,7 +23,7 @@ from vlmsafe.runs.run import Row, Run
 from vlmsafe.training.setup import set_up
 from vlmsafe.training.trainer import Trainer
 from vlmsafe.verification.answer import Mismatch, Replay, listed
-from vlmsafe.verification.history import History, other_parts, policy_only
+from vlmsafe.verification.history import History, other_parts, reduced
 
 _SEEN_ENOUGH = "the end of the replay"
 
@@ -80,9 +80,9 @@ def replay(
 
 
 def _kept_policy(history: History, run: Run, epoch: int) -> Mismatch | None:
-    """Compare the policy of a checkpoint that holds nothing else with that of the replay."""
+    """Compare the policy of a checkpoint that was reduced to it with that of the replay."""
     kept = history.checkpoints.get(epoch)
-    if kept is None or not policy_only(kept) or epoch not in saved_epochs(run.checkpoints):
+    if kept is None or not reduced(kept) or epoch not in saved_epochs(run.checkpoints):
         return None
     replayed = run.checkpoint(epoch)[0].arrays["networks"][: POLICY + 1]
     if np.array_equal(kept.arrays["networks"], replayed):

@@ -100,6 +100,25 @@ def test_what_an_action_that_is_kept_shows_is_what_metadrive_shows(name: str, sc
     assert list(seen(name)) == list(seen(name + ("+stock" if ":" in name else ":stock")))
 
 
+def test_a_reset_that_keeps_the_engine_after_a_kept_action_shows_the_new_episode() -> None:
+    def seen(world: str) -> Iterator[bytes]:
+        env: Any = dataclasses.replace(env_spec(world), repeat=4).make(POOL)
+        env.isolate = False
+        try:
+            for scenario in (37, 3):
+                yield env.reset(seed=scenario, options={"traffic_seed": 5})[0].tobytes()
+                for _ in range(40):
+                    observation, _, over, _, _ = env.step(np.array([0.4, 1.0]))  # off the road
+                    yield observation.tobytes()
+                    if over:
+                        break
+                assert over
+        finally:
+            env.close()
+
+    assert list(seen("metadrive-easy:ends")) == list(seen("metadrive-easy:ends+stock"))
+
+
 def test_a_place_in_a_lane_is_metadrives_bit_for_bit() -> None:
     with started("metadrive-hard") as env:
         rng = np.random.default_rng(0)

@@ -1,7 +1,8 @@
 """The agent's car without the work that nobody reads: the same trajectories and observations in less time.
 
 Where an action is kept for several steps, the policy sees the observation after the last one only. The lidar and the
-way to the next checkpoints are a fifth of a step, and they change nothing in the simulator.
+way to the next checkpoints take a noticeable part of a step (`benchmarks/metadrive.py --repeat 4`), and they change
+nothing in the simulator.
 """
 
 from __future__ import annotations

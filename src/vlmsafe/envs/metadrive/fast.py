@@ -66,8 +66,12 @@ class FastSimulator(Simulator):
         """A step; without `observed`, its observation is made only if it is the last one of the episode."""
         agent = self.agent
         observation = self.observations[DEFAULT_AGENT]
-        agent.navigation.described = observation.read = observed
-        result = super().step(actions)
+        navigation = agent.navigation
+        navigation.described = observation.read = observed
+        try:
+            result = super().step(actions)
+        finally:  # a reset reads its observation, also where it keeps the car
+            navigation.described = observation.read = True
         if not observed and (result[2] or result[3]):
             result = (observation.made_now(agent), *result[1:])
         return result

@@ -52,6 +52,8 @@ PARTS: Mapping[str, str] = {
     "metadrive.component.sensors.distance_detector.DistanceDetector": "483958df8115",
     "metadrive.envs.base_env.BaseEnv._get_step_return": "d8e039490ca6",
     "metadrive.envs.base_env.BaseEnv.step": "c776cbeaa8e5",
+    "metadrive.obs.observation_base.BaseObservation": "906f3830e5cf",
+    "metadrive.envs.base_env.BaseEnv._get_reset_return": "47f485c74069",
     "metadrive.envs.base_env.BaseEnv._get_agent_manager": "4f8053aedb93",
     "metadrive.envs.base_env.BaseEnv.get_single_observation": "db9b86fc786d",
     # the objects of accidents, which traffic cars follow and overtake like cars
