@@ -53,6 +53,13 @@ def test_settings_of_a_signal_that_is_not_there_do_not_count():
     assert {d.setting for d in differences(other, other | changed)} >= set(changed)
 
 
+def test_the_form_of_the_cost_counts_where_the_cost_critic_sees_the_signal():
+    one, changed = settings("vlm-ppo-lag"), {"signal.cost_form": "change"}
+    assert differences(one, one | changed) == []
+    weighted = one | {"signal.cost_weight": 1.0}
+    assert [d.setting for d in differences(weighted, weighted | changed)] == ["signal.cost_form"]
+
+
 def test_the_published_baseline_of_formula_one_is_not_matched_and_the_other_is():
     signal = settings("vlm-ppo-lag-conf")
     found = differences(signal, settings("ppo-lag-unmatched"))

@@ -99,8 +99,7 @@ def _signal_counts(name: str, settings: Settings) -> bool:
         ahead = settings.get("signal.calibration.label") == "cost-ahead"
         return settings["signal.gate"] == "platt" and (ahead or not name.endswith("horizon"))
     if name.startswith("signal.calibration."):
-        # The gate is fitted to the buffer, and the reference of the excess is its median.
-        return settings["signal.gate"] in FITTED or _uses_excess(settings)
+        return settings["signal.gate"] in FITTED or bool(settings.get("signal.cost_weight"))
     if name.startswith("signal.multiplier.") and name != "signal.multiplier.kind":
         return settings["signal.multiplier.kind"] != "none"
     if name == "multiplier.signal_weight":
@@ -110,12 +109,8 @@ def _signal_counts(name: str, settings: Settings) -> bool:
     if name == "signal.cost_form":
         return bool(settings["signal.cost_weight"])
     if name == "signal.reference":
-        return _uses_excess(settings)
+        return bool(settings["signal.cost_weight"]) or settings["signal.multiplier.kind"] != "none"
     return True
-
-
-def _uses_excess(settings: Settings) -> bool:
-    return bool(settings.get("signal.cost_weight")) or settings.get("signal.multiplier.kind", "none") != "none"
 
 
 @dataclass(frozen=True)
