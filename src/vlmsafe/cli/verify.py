@@ -81,9 +81,8 @@ def show(result: Verification) -> None:
 
     out.print(Text(result.title, style="bold"))
     line("run", f"{result.run}, {result.epochs} of {result.planned} epochs")
-    line(
-        "checkpoints", f"intact after epoch {', '.join(map(str, result.checkpoints))}" if result.checkpoints else "none"
-    )
+    intact = ", ".join(map(str, result.checkpoints))
+    line("checkpoints", f"intact after epoch {intact}" if intact else "none to replay from")
     for place, replay in enumerate(result.replays):
         line("" if place else "replayed", str(replay))
     for note in result.notes:
