@@ -79,7 +79,9 @@ def keep_run(run: Run, to: Path) -> None:
     arrays["networks"] = found.arrays["networks"][: POLICY + 1].copy()
     values = _placeless({**found.values, "shape": {**found.values["shape"], "critics": 0}})
     small, whole = dataclasses.replace(found, arrays=arrays, values=values), found.digest()
-    values[REDUCED] = [part for part in whole if small.digest().get(part) != whole[part]]
+    # A kept run that is put back was reduced before, and stays so.
+    before = found.values.get(REDUCED, ())
+    values[REDUCED] = [*before, *(part for part in whole if small.digest().get(part) != whole[part])]
     make_directory(to / "evaluations")
     write_atomically(path_of(make_directory(to / "checkpoints"), found.epoch), small.to_bytes())
     for file in (PROMPTS, START, *(row_file(run.path, name).name for name in ROW_FILES)):

@@ -99,6 +99,13 @@ def test_a_kept_run_is_repeated_from_its_seed_and_its_policy_compared(folder, tm
     assert (difference.epoch, difference.quantity, difference.source) == (2, "checkpoint", "records")
 
 
+def test_a_kept_run_that_is_put_back_is_still_verified(folder, tmp_path):
+    tool.keep(folder, tmp_path / "kept")
+    tool.keep(tmp_path / "kept", tmp_path / "back")
+    for path in sorted((tmp_path / "back" / "speeding").glob("*/seed-*")):
+        assert vlmsafe.verify(path, epochs=0).outcome == "equal"
+
+
 def test_what_is_missing_from_a_kept_run_is_found_without_a_replay(folder, tmp_path):
     tool.keep(folder, tmp_path)
     kept = Run.open(tmp_path / "speeding" / "plain" / "seed-1")
