@@ -22,7 +22,7 @@ from metadrive.constants import PGLineType
 from numpy.typing import NDArray
 
 from vlmsafe.envs.metadrive.lanes import JOINED, wrap
-from vlmsafe.envs.metadrive.paths import Array, Path, Paths
+from vlmsafe.envs.metadrive.paths import Array, MapPaths, Path
 from vlmsafe.envs.metadrive.scene import size_of
 
 CRUISE = 5.5, 9.0
@@ -83,7 +83,7 @@ class CarefulDriver:
 
     def __init__(self, simulator: Any, traffic: Callable[[], Iterable[Any]]) -> None:
         self._ego, self._traffic = simulator.agent, traffic
-        self._paths = Paths(simulator.current_map.road_network)
+        self._paths = MapPaths(simulator.current_map.road_network)
         config = simulator.config
         seconds = config["horizon"] * config["decision_repeat"] * config["physics_world_step_size"]
         self._cruise = cruise_speed(self._ego.navigation.total_length, seconds)

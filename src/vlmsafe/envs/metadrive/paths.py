@@ -42,7 +42,7 @@ class Path:
         return np.asarray(np.interp(along, self.along, self.curvature))
 
 
-class Paths:
+class MapPaths:
     """The paths of one map."""
 
     def __init__(self, road_network: Any) -> None:
