@@ -1,7 +1,7 @@
 """Keep the finished runs of a study in a small form that can be committed, and put them back where the study goes on.
 
-    python tools/keep_runs.py runs/safer-driver benchmarks/safer-driver
-    python tools/keep_runs.py benchmarks/safer-driver runs/safer-driver
+    python tools/keep_runs.py runs/safer-driver benchmarks/safer-driver/runs
+    python tools/keep_runs.py benchmarks/safer-driver/runs runs/safer-driver
 
 A kept run has its settings, rows, evaluations and traces as they were, and of its last checkpoint the policy and the
 normaliser. Critics and optimisers are left out, which are nine tenths of it; `epochs.jsonl` has the digest of the
@@ -79,7 +79,7 @@ def keep_run(run: Run, to: Path) -> None:
     arrays["networks"] = found.arrays["networks"][: POLICY + 1].copy()
     values = _placeless({**found.values, "shape": {**found.values["shape"], "critics": 0}})
     small, whole = dataclasses.replace(found, arrays=arrays, values=values), found.digest()
-    # A kept run that is put back was reduced before, and stays so.
+    # A run that was kept before has no trace of what was left out then, but this list.
     before = found.values.get(REDUCED, ())
     values[REDUCED] = [*before, *(part for part in whole if small.digest().get(part) != whole[part])]
     make_directory(to / "evaluations")

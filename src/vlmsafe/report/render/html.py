@@ -109,7 +109,7 @@ def _answer(dataset: Dataset, found: Sequence[ComparisonResult]) -> dict[str, An
         "question": dataset.info.question or _question(dataset, known),
         "headline": headline(known) if known else "Nothing is compared: this describes the runs.",
         "lines": lines,
-        "further": len(known) - _SHOWN_RESULTS,
+        "further": counted(more, "further comparison") if (more := len(known) - _SHOWN_RESULTS) > 0 else "",
         "state": _state(dataset),
         "protocol": _protocol(dataset),
         "problems": dataset.problems,
