@@ -2,7 +2,7 @@
 
     python tools/driver_results.py collect "Easy, from scratch" RUN ...   # into benchmarks/drivers/*.csv
     python tools/driver_results.py table                                  # prints Markdown
-    python tools/driver_results.py figure docs/images/driver-curves.png
+    python tools/driver_results.py figure docs/images/driver-curves.png [LABEL ...]
     python tools/driver_results.py keep easy-from-scratch-seed-1 RUN      # its policy, into benchmarks/drivers/policies
 
 `collect` replaces what the tables hold of the same seeds under the same label. Runs are too large for the repository;
@@ -24,7 +24,7 @@ import polars as pl
 from make_drivers import hours_of
 
 from vlmsafe.envs.registry import env_spec
-from vlmsafe.errors import VlmsafeError
+from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.report.elements import Axis, Band, Chart, Line, Mark, Panel, Rule
 from vlmsafe.report.render.pictures import chart_svg, png
 from vlmsafe.runs.drivers import write_driver
@@ -48,6 +48,7 @@ def main() -> None:
     verbs.add_parser("table")
     drawing = verbs.add_parser("figure")
     drawing.add_argument("picture", type=Path)
+    drawing.add_argument("labels", nargs="*", help="agents, in this order; by default all")
     keeping = verbs.add_parser("keep")
     keeping.add_argument("name", help="of the policy")
     keeping.add_argument("run", type=Path, help="run directory")
@@ -59,7 +60,8 @@ def main() -> None:
     elif options.verb == "table":
         print("\n".join(table(pl.read_csv(EVALUATIONS, infer_schema_length=None))))
     else:
-        options.picture.write_bytes(png(chart_svg(figure(pl.read_csv(CURVES, infer_schema_length=None)))))
+        curves = pl.read_csv(CURVES, infer_schema_length=None)
+        options.picture.write_bytes(png(chart_svg(figure(curves, options.labels))))
         print(options.picture)
 
 
@@ -163,17 +165,22 @@ def _spread(rows: pl.DataFrame, column: str, digits: int) -> str:
     return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
 
 
-def figure(curves: pl.DataFrame) -> Chart:
-    """Two panels for each label: the task, and cost with its budget, over training."""
+def figure(curves: pl.DataFrame, labels: Sequence[str] = ()) -> Chart:
+    """A row of two panels for each label: the task, and cost with its budget, over training."""
+    known = curves["label"].unique(maintain_order=True).to_list()
+    if unknown := [label for label in labels if label not in known]:
+        raise InputError(f"no curve is called '{unknown[0]}'; there are: {'; '.join(known)}")
     panels = []
-    for (label,), own in curves.group_by("label", maintain_order=True):
-        task = task_of(own)
+    for label in labels or known:
+        own = curves.filter(pl.col("label") == label)
+        task, count = task_of(own), own["seed"].n_unique()
         budget = own["budget"][0]
+        title = f"{label} ({count} seed{'' if count == 1 else 's'})"
         for column, name in ((task, f"{task}, mean of an epoch"), ("cost", "episode cost")):
             rules: list[Mark] = [Rule(budget, f"budget {budget:g}")] if column == "cost" else []
-            panels.append(Panel(str(label), Axis("steps"), Axis(name, low=0.0), [*rules, *seeds(own, column)]))
+            panels.append(Panel(title, Axis("steps"), Axis(name, low=0.0), [*rules, *seeds(own, column)]))
     keys = (("line", "mean over seeds"), ("band", "± 1 deviation"), ("faint", "single seeds"))
-    return Chart("drivers", "Learning to drive", panels, ["agent"], legend=True, keys=keys)
+    return Chart("drivers", "Learning to drive", panels, ["agent"], legend=True, keys=keys, columns=2)
 
 
 def seeds(rows: pl.DataFrame, column: str, window: int = 5) -> Iterator[Mark]:

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from vlmsafe import evaluate, train
+from vlmsafe.errors import InputError
 
 TOOLS = Path(__file__).parents[2] / "tools"
 
@@ -77,3 +78,13 @@ def test_collecting_a_seed_replaces_this_seed_alone(tool, tmp_path, monkeypatch)
     found = pl.read_csv(tmp_path / "evaluations.csv").select("label", "seed", "steps")
     assert sorted(found.rows()) == [("another", 1, 200), ("one", 1, 400), ("one", 2, 200)]
     assert len(pl.read_csv(tmp_path / "curves.csv")) == 4
+
+
+def test_the_figure_shows_the_agents_that_are_asked_for_with_their_number_of_seeds(tool):
+    curves = pl.DataFrame({
+        "label": ["one", "one", "two"], "seed": [1, 2, 1], "steps": 100, "arrived": 0.5, "cost": 1.0, "budget": 25.0,
+    })  # fmt: skip
+    assert [panel.title for panel in tool.figure(curves).panels] == ["one (2 seeds)"] * 2 + ["two (1 seed)"] * 2
+    assert [panel.title for panel in tool.figure(curves, ["two"]).panels] == ["two (1 seed)"] * 2
+    with pytest.raises(InputError, match="no curve is called 'three'; there are: one; two"):
+        tool.figure(curves, ["three"])

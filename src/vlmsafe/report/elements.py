@@ -218,6 +218,8 @@ class Chart:
     legend: bool = True
     keys: Sequence[tuple[str, str]] = field(default_factory=tuple)
     """Further entries of the legend as (style, text). Styles are line, dashed, band, faint, dot and faint-dot."""
+    columns: int | None = None
+    """Panels in a row of a picture; by default three, or two if there are four panels."""
 
     @property
     def places(self) -> dict[str, int]:
