@@ -4,7 +4,8 @@
 
 It drives training roads of Easy, Medium and Hard. A step counts as slow below 0.6 of the speed that the road ahead
 allows, and as behind a car if one is at most 15 m ahead of it in its own direction. `needed` is the mean speed with
-which the route takes all of an episode's time.
+which the route takes all of an episode's time. `in a jam` is the share of the roads on which time runs out while the
+car has covered less than 10 m in the last 10 s and a car stands or crawls at most 15 m ahead.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from vlmsafe.errors import VlmsafeError
 from vlmsafe.learners.policy import ActionMap
 
 _SLOW, _NEAR, _ASIDE = 0.6, 15.0, 2.0
+_LAST, _JAMMED = 10.0, 1.0  # seconds at the end of an episode, and the mean speed below which they are spent in a jam
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Drive:
     """One episode."""
 
     arrived: bool
+    jammed: bool
     cost: float
     needed: float
     speeds: list[float]
@@ -79,9 +82,11 @@ def drive(name: str, scenario: int) -> Drive:
             cost += info["cost"]
             over = terminated or truncated
         arrived = terminated and cost == 0.0  # these worlds end an episode on arrival or at a cost
+        last = round(_LAST / spec.step_seconds)
+        crawls = behind[-1] is not None and max(behind[-1], float(np.mean(speeds[-last:]))) < _JAMMED
     finally:
         env.close()
-    return Drive(arrived, cost, needed, speeds, slow, behind)
+    return Drive(arrived, truncated and crawls, cost, needed, speeds, slow, behind)
 
 
 def speed_ahead(ego: Any, others: Any) -> float | None:
@@ -101,7 +106,7 @@ def main(options: Options) -> int:
         env_spec(name).require()
     os.environ.update(WORKER_VARIABLES)  # MetaDrive's traffic depends on the order of sets
     table = Table(title="The scripted driver on training roads")
-    columns = "environment|roads|arrived|cost|speed|needed|slow|slow behind a car|speed of this car (median)"
+    columns = "environment|roads|arrived|in a jam|cost|speed|needed|slow|slow behind a car|speed of this car (median)"
     for column in columns.split("|"):
         table.add_column(column, justify="left" if column == "environment" else "right")
     # One environment per process: MetaDrive allows no more.
@@ -120,6 +125,7 @@ def main(options: Options) -> int:
                 name,
                 str(len(rows)),
                 f"{np.mean([row.arrived for row in rows]):.2f}",
+                f"{np.mean([row.jammed for row in rows]):.2f}",
                 f"{np.mean([row.cost for row in rows]):.2f}",
                 f"{np.mean([speed for row in rows for speed in row.speeds]):.1f}",
                 f"{np.mean([row.needed for row in rows]):.1f}",

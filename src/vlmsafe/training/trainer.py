@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vlmsafe import kernels
 from vlmsafe.config.learning import OFF_POLICY
-from vlmsafe.envs.checking import LARGE_OBSERVATION, size_advice
 from vlmsafe.envs.vector.pool import EnvRecipe, WorkerCrash, WorkerPool
 from vlmsafe.errors import Divergence, Interrupted, RunError
 from vlmsafe.io.interrupts import StopRequest
@@ -22,22 +20,19 @@ from vlmsafe.learners.sac import SAC
 from vlmsafe.learners.schedules import annealed_std
 from vlmsafe.numerics.normaliser import Normaliser
 from vlmsafe.numerics.return_scale import ReturnScale
-from vlmsafe.runs.checkpoint import Checkpoint, saved_epochs
+from vlmsafe.runs.checkpoint import Checkpoint
 from vlmsafe.runs.digest import COLUMN, record_digest
 from vlmsafe.runs.run import Run
-from vlmsafe.runs.surroundings import code_and_machine, source_record
-from vlmsafe.runs.versions import Code, code_of, kernels_of, other_source
-from vlmsafe.runs.warm_start import describe_start
-from vlmsafe.signals.calibration import Calibration
 from vlmsafe.signals.scorers.bill import Bill, in_words, since
 from vlmsafe.signals.service.spec import GivenUp
 from vlmsafe.signals.shaping import Paths, Shaped
-from vlmsafe.training.collect import ActionSource, CollectTask, RandomPolicy, Share
+from vlmsafe.training.begin import begin_or_continue
+from vlmsafe.training.collect import ActionSource, CollectTask, Share
 from vlmsafe.training.constraints import Constraints
 from vlmsafe.training.display import Display
 from vlmsafe.training.off_policy import Rounds
-from vlmsafe.training.score import Scoring, calibrate
-from vlmsafe.training.setup import CALIBRATE, COLLECT, INITIAL, OTHER_EPISODES, REPEAT, SHUFFLE, Setup
+from vlmsafe.training.score import Scoring
+from vlmsafe.training.setup import COLLECT, INITIAL, OTHER_EPISODES, REPEAT, SHUFFLE, Setup
 from vlmsafe.training.summaries import Clock, EpisodeWindow, Row, episode_rows, epoch_notes, epoch_row, finished_among
 
 
@@ -88,7 +83,7 @@ class Trainer:
     def train(self) -> None:
         """Train every epoch that is still to do."""
         with self.workers, self.scoring or nullcontext(), self._bill_shown(), self._service_not_waited_for():
-            self.start_or_continue()
+            begin_or_continue(self)
             while self.epoch < self.config.epochs:
                 self.stop_if_asked()
                 if self.attempt:
@@ -119,38 +114,6 @@ class Trainer:
         batch = self.estimate_advantages(rollout, shaped)
         clock.lap("advantages")
         return episodes, self.improve_policy(batch)
-
-    def start_or_continue(self) -> None:
-        """Continue from the newest checkpoint; without one, calibrate the scorer and save the untrained start."""
-        if saved_epochs(self.run.checkpoints):
-            self._continue()
-        else:
-            self.run.start_over()
-            self.run.event("started", **self._scorer_details())
-            for part, own in self.source.items():
-                if own.unknown:
-                    self.display.note(
-                        f"no study will copy this run: the source of its {part} is not known: {own.unknown}"
-                    )
-            if kernels.in_effect() != self.config.kernels:
-                self.display.note(kernels.unavailable() or kernels.REFUSED)
-            for note in self.scoring.scorer.notes(self.config.env) if self.scoring else []:
-                self.display.note(note)
-            if self.config.steps_per_epoch < (longest := self.spec.longest or 0):
-                self.display.note(
-                    f"an epoch has {self.config.steps_per_epoch:,} steps and an episode up to {longest:,}, "
-                    "so only episodes that end early count in the episode cost"
-                )
-            if self.dimensions.observation > LARGE_OBSERVATION:
-                size = self.dimensions.observation
-                self.display.note(f"{size:,} values per observation: {size_advice(size, self.config.steps_per_epoch)}")
-            if self.config.frame_indicators and self.spec.frames:
-                self.display.note("frames show the simulator's cost indicators: scores of them partly read the cost")
-            self._take_over()
-            self._calibrate_if_needed()
-            self.probe = self.scoring.probe() if self.scoring else None
-            self.save()
-        self.display.start(self.epoch)
 
     def collect(self) -> list[Share]:
         """One share of experience per worker, with the policy and statistics of the epoch's beginning.
@@ -347,89 +310,6 @@ class Trainer:
         }
         return Checkpoint(self.epoch, arrays, values)
 
-    def _note_other_code(self, epoch: int) -> None:
-        """Say if another version of the package or of the environment, or other code, computed the run so far."""
-        try:
-            before, code = code_of(self.run)[-1], dataclasses.replace(Code.now(self.config), source=self.source)
-            other = before.unlike(code, self.config.env)
-        except RunError as error:  # the journal is damaged, which is no reason not to continue
-            self.display.note(f"it is not known which code computed the run so far: {error}")
-            return
-        if other:
-            # Changed source got here only by --accept-changed-code.
-            accepted = {"accepted": True} if other_source(before.source, code.source) else {}
-            self.run.event("code changed", epoch=epoch, reason=other, **accepted)
-            self.display.note(f"resuming a run of other code: {other}; its epochs so far are kept")
-        if (then := kernels_of(self.run)) != (now := kernels.in_effect()):
-            self.display.note(
-                f"resuming with {now} kernels a run that was computed with {then} kernels; its numbers may differ from "
-                f"those of an uninterrupted run. {kernels.unavailable() or kernels.REFUSED}"
-            )
-
-    def _continue(self) -> None:
-        """Restore what `save` wrote."""
-        checkpoint, problems = self.run.restore()
-        for problem in problems:
-            self.display.note(f"{problem}; going back to epoch {checkpoint.epoch}")
-        damaged = {"damaged": problems} if problems else {}
-        self._note_other_code(checkpoint.epoch)
-        self.run.event(
-            "resumed", epoch=checkpoint.epoch, **code_and_machine(), env_version=self.spec.version,
-            **source_record(self.source), **self._scorer_details(), **damaged,
-        )  # fmt: skip
-        values, arrays = checkpoint.values, checkpoint.arrays
-        self.epoch = self.saved_epoch = checkpoint.epoch
-        self.learner.load_state(arrays)
-        self.normaliser = Normaliser.from_arrays(arrays)
-        self.window.load(arrays["window"])
-        if self.return_scale is not None:
-            self.return_scale.load(arrays)
-        self.constraints.load_state(values)
-        if self.rounds is not None:
-            self.rounds.load(self.run.path, self.epoch, values)
-        if self.scoring is not None:
-            self.scoring.check_probe(values["probe"])
-            self.probe = values["probe"]
-            self.scoring.load_state(arrays)
-            if values["calibration"] is not None:
-                self.scoring.calibration = Calibration.from_dict(values["calibration"])
-
-    def _take_over(self) -> None:
-        """Begin with the policy, the normaliser and the critics of another run, where the run asks for it."""
-        start = self.run.start()
-        if start is None:
-            return
-        self.learner.take_over(start.arrays["networks"])
-        if self.config.init_std is not None:
-            self.learner.set_std(self.config.init_std)
-        self.learner.shift_mean(self.config.init_mean)
-        if self.config.normalise_observations:
-            self.normaliser = Normaliser.from_arrays(start.arrays)
-            self.normaliser.clip = self.config.observation_clip
-            self.normaliser.floor = self.config.observation_floor
-        self.display.note(describe_start(start))
-
-    def _calibrate_if_needed(self) -> None:
-        """Read the gate and the reference level from frames, where the run leaves them open."""
-        if self.scoring is None or not self.config.signal.needs_calibration:
-            return
-        policy: ActionSource = RandomPolicy(self.dimensions.action)
-        normaliser = None
-        if self.config.signal.calibration.policy == "initial":
-            policy, normaliser = self.acting()
-        whose = "a random policy" if isinstance(policy, RandomPolicy) else "the initial policy"
-        self.display.note(f"calibrating the scorer on {whose}'s frames")
-        calibration = calibrate(
-            self.scoring, self.config, self.spec, self.workers, policy, normaliser, (self.config.seed, CALIBRATE),
-            lambda: self.stop.requested,
-        )  # fmt: skip
-        if calibration is None:
-            raise self.interrupted("while the scorer was calibrated")
-        self.scoring.calibration = calibration
-        self.run.event("calibrated", **calibration.to_dict())
-        if calibration.warning is not None:
-            self.display.note(calibration.warning)
-
     def stop_if_asked(self) -> None:
         """Save and leave when a signal came; a resumed run collects the unfinished epoch again."""
         if not self.stop.requested:
@@ -475,7 +355,7 @@ class Trainer:
         """What a run raises that stops and can be continued."""
         return Interrupted(f"stopped by {self.stop.reason} {when}; continue with: {self.run.resume_command}")
 
-    def _scorer_details(self) -> dict[str, Any]:
+    def scorer_details(self) -> dict[str, Any]:
         return {"scorer": {"name": self.config.signal.scorer, **self.scoring.scorer.describe()}} if self.scoring else {}
 
     def _note_crash(self, crash: WorkerCrash) -> None:
