@@ -136,20 +136,20 @@ def _mean(table: pl.DataFrame, column: str) -> float:
 
 
 def table(rows: pl.DataFrame) -> Iterator[str]:
-    """The figures of each label in each world as Markdown: means over runs, with their standard deviation."""
+    """The figures of each world and label as Markdown: means over runs, with their standard deviation."""
     headings = (
         "agent", "evaluated in", "runs x episodes", "task", "without cost", "cost (budget)", "passive", "return",
         "steps", "hours a run",
     )  # fmt: skip
     yield f"| {' | '.join(headings)} |"
     yield "|---|---" + "|--:" * (len(headings) - 2) + "|"
-    for (label, env), own in rows.group_by("label", "env", maintain_order=True):
+    for (env, label), own in rows.sort("env", "label").group_by("env", "label", maintain_order=True):
         task = task_of(own)
         clean = _spread(own, "arrived_without_cost", 2)
         yield (
             f"| {label} | `{env}` | {len(own)} x {own['episodes'].min()} | {task} {_spread(own, task, 2)} | {clean} | "
             f"{_spread(own, 'cost', 2)} ({own['budget'][0]:g}) | {_spread(own, 'passive', 2)} | "
-            f"{_spread(own, 'return', 0)} | {own['steps'].max():,} | {_spread(own, 'hours', 1)} |"
+            f"{_spread(own, 'return', 0)} | {own['steps'].max():,} | {_spread(own, 'hours', 2)} |"
         )
 
 
