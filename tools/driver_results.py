@@ -146,10 +146,11 @@ def table(rows: pl.DataFrame) -> Iterator[str]:
     for (env, label), own in rows.sort("env", "label").group_by("env", "label", maintain_order=True):
         task = task_of(own)
         clean = _spread(own, "arrived_without_cost", 2)
+        steps = " to ".join(f"{end:,}" for end in sorted({own["steps"].min(), own["steps"].max()}))
         yield (
             f"| {label} | `{env}` | {len(own)} x {own['episodes'].min()} | {task} {_spread(own, task, 2)} | {clean} | "
             f"{_spread(own, 'cost', 2)} ({own['budget'][0]:g}) | {_spread(own, 'passive', 2)} | "
-            f"{_spread(own, 'return', 0)} | {own['steps'].max():,} | {_spread(own, 'hours', 2)} |"
+            f"{_spread(own, 'return', 0)} | {steps} | {_spread(own, 'hours', 2)} |"
         )
 
 

@@ -45,10 +45,12 @@ def test_steps_are_those_of_the_simulator(tool, tmp_path):
 def test_a_line_of_the_table_is_a_mean_over_the_runs_of_a_label_in_a_world(tool):
     rows = pl.DataFrame({
         "label": ["one", "one", "two"], "env": "metadrive-easy", "episodes": 100, "arrived": [0.5, 0.7, 1.0],
-        "cost": [1.0, 3.0, 0.0], "budget": 25.0, "return": [9.0, 11.0, 5.0], "steps": 1000, "hours": [1.0, 2.0, None],
+        "cost": [1.0, 3.0, 0.0], "budget": 25.0, "return": [9.0, 11.0, 5.0], "steps": [500, 1000, 1000],
+        "hours": [1.0, 2.0, None],
     })  # fmt: skip
     _, _, one, two = tool.table(rows)
     assert one.startswith("| one | `metadrive-easy` | 2 x 100 | arrived 0.60 ± 0.14 | - | 2.00 ± 1.41 (25) |")
+    assert one.endswith("| 500 to 1,000 | 1.50 ± 0.71 |")
     assert two.startswith("| two | `metadrive-easy` | 1 x 100 | arrived 1.00 | - | 0.00 (25) |")
     assert two.endswith("| 1,000 | - |")
 

@@ -33,7 +33,7 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 def chart_svg(chart: Chart) -> str:
     """The whole chart in light colours: panels in rows of three (four are a square), one legend below."""
-    columns = chart.columns or (2 if len(chart.panels) == 4 else min(_COLUMNS, len(chart.panels)))
+    columns = min(chart.columns or (2 if len(chart.panels) == 4 else _COLUMNS), len(chart.panels))
     pieces: list[str] = []
     top = _EDGE
     for first in range(0, len(chart.panels), columns):
