@@ -23,6 +23,7 @@ from typing import Any
 import polars as pl
 from make_drivers import hours_of
 
+from vlmsafe.audit.findings import counted
 from vlmsafe.envs.registry import env_spec
 from vlmsafe.errors import InputError, VlmsafeError
 from vlmsafe.report.elements import Axis, Band, Chart, Line, Mark, Panel, Rule
@@ -119,7 +120,9 @@ def evaluated(run: Run) -> Iterator[dict[str, Any]]:
         env = table["env"][0] if "env" in table.columns else config.env
         below = env_spec(env).passive_below
         still = None if below is None else ((table["cost"] == 0.0) & (table["env_return"] < below)).mean()
-        tasks = [name for name in (*TASKS, "arrived_without_cost") if name in table.columns and table[name].count()]
+        figures = (*TASKS, "arrived_without_cost", "route_completion")
+        tasks = [name for name in figures if name in table.columns and table[name].count()]
+        counts = next((name for name in tasks if name in ("goals", "stages")), None)
         yield {
             "env": env, "trained_in": config.env, "method": config.method, "seed": config.seed,
             "steps": table["checkpoint_epoch"][0] * config.steps_per_epoch * config.action_repeat,
@@ -128,6 +131,7 @@ def evaluated(run: Run) -> Iterator[dict[str, Any]]:
             "cost": round(_mean(table, "cost"), 3), "any_cost": round(float((table["cost"] > 0).mean()), 3),
             **({} if still is None else {"passive": round(float(still), 3)}),
             **{name: round(_mean(table, name), 3) for name in tasks},
+            **({} if counts is None else {"at_least_one": round(float((table[counts] >= 1).mean()), 3)}),
         }  # fmt: skip
 
 
@@ -148,10 +152,18 @@ def table(rows: pl.DataFrame) -> Iterator[str]:
         clean = _spread(own, "arrived_without_cost", 2)
         steps = " to ".join(f"{end:,}" for end in sorted({own["steps"].min(), own["steps"].max()}))
         yield (
-            f"| {label} | `{env}` | {len(own)} x {own['episodes'].min()} | {task} {_spread(own, task, 2)} | {clean} | "
+            f"| {label} | `{env}` | {len(own)} x {own['episodes'].min()} | {task_cell(own, task)} | {clean} | "
             f"{_spread(own, 'cost', 2)} ({own['budget'][0]:g}) | {_spread(own, 'passive', 2)} | "
             f"{_spread(own, 'return', 0)} | {steps} | {_spread(own, 'hours', 2)} |"
         )
+
+
+def task_cell(rows: pl.DataFrame, task: str) -> str:
+    """The task, with the share that did some of it where all runs have recorded that."""
+    parts = {"arrived": ("route_completion", "route"), "goals": ("at_least_one", "one in")}
+    column, word = parts["arrived" if task == "arrived" else "goals"]
+    some = column in rows.columns and rows[column].count() == len(rows)
+    return f"{task} {_spread(rows, task, 2)}" + (f", {word} {_spread(rows, column, 2)}" if some else "")
 
 
 def task_of(rows: pl.DataFrame) -> str:
@@ -176,7 +188,7 @@ def figure(curves: pl.DataFrame, labels: Sequence[str] = ()) -> Chart:
         own = curves.filter(pl.col("label") == label)
         task, count = task_of(own), own["seed"].n_unique()
         budget = own["budget"][0]
-        title = f"{label} ({count} seed{'' if count == 1 else 's'})"
+        title = f"{label} ({counted(count, 'seed')})"
         for column, name in ((task, f"{task}, mean of an epoch"), ("cost", "episode cost")):
             rules: list[Mark] = [Rule(budget, f"budget {budget:g}")] if column == "cost" else []
             panels.append(Panel(title, Axis("steps"), Axis(name, low=0.0), [*rules, *seeds(own, column)]))

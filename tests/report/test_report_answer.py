@@ -8,6 +8,7 @@ from vlmsafe.comparison.claims import Claim, Claims
 from vlmsafe.comparison.looks import Looks
 from vlmsafe.report.answer import answer_lines, audit_line, describe_arms, headline, sentence
 from vlmsafe.report.dataset import read_dataset
+from vlmsafe.report.render import html
 from vlmsafe.report.request import StudyInfo
 from vlmsafe.report.results import results
 
@@ -41,6 +42,13 @@ def test_a_decided_comparison_names_both_rates_the_interval_and_the_p(tmp_path):
         f"The difference is significant: '{SIGNAL}' is lower (exact permutation test, one-sided, lower, p = 1/70)."
     )
     assert "lower on metadrive-easy" in headline([one])
+
+
+def test_the_answer_says_how_many_comparisons_only_the_table_has(tmp_path, monkeypatch):
+    dataset, found = worked_out(pair(tmp_path, [1, 2, 3, 2], [9, 10, 11, 12]))
+    assert html._answer(dataset, found)["further"] == ""
+    monkeypatch.setattr(html, "_SHOWN_RESULTS", 0)
+    assert html._answer(dataset, found)["further"] == "1 further comparison"
 
 
 def test_too_few_runs_are_not_read_as_no_difference(tmp_path):

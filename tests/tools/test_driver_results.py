@@ -55,6 +55,16 @@ def test_a_line_of_the_table_is_a_mean_over_the_runs_of_a_label_in_a_world(tool)
     assert two.endswith("| 1,000 | - |")
 
 
+def test_a_share_is_in_the_table_only_where_all_runs_of_a_label_recorded_it(tool):
+    rows = pl.DataFrame({"stages": [1.0, 2.0], "at_least_one": [0.5, 0.7]})
+    assert tool.task_cell(rows, "stages") == "stages 1.50 ± 0.71, one in 0.60 ± 0.14"
+    assert tool.task_cell(rows.with_columns(at_least_one=pl.Series([0.5, None])), "stages") == "stages 1.50 ± 0.71"
+    assert (
+        tool.task_cell(pl.DataFrame({"arrived": [0.5], "route_completion": [0.9]}), "arrived")
+        == "arrived 0.50, route 0.90"
+    )
+
+
 def test_a_kept_policy_gives_the_results_of_its_run_and_no_path_of_the_machine(tool, tmp_path, monkeypatch):
     monkeypatch.setattr(tool, "POLICIES", tmp_path / "policies")
     small = {"env": "braking", "total_steps": 400, "steps_per_epoch": 200, "learner": {"update_iters": 1}}
@@ -87,6 +97,7 @@ def test_the_figure_shows_the_agents_that_are_asked_for_with_their_number_of_see
         "label": ["one", "one", "two"], "seed": [1, 2, 1], "steps": 100, "arrived": 0.5, "cost": 1.0, "budget": 25.0,
     })  # fmt: skip
     assert [panel.title for panel in tool.figure(curves).panels] == ["one (2 seeds)"] * 2 + ["two (1 seed)"] * 2
+    assert tool.figure(curves).columns == 2
     assert [panel.title for panel in tool.figure(curves, ["two"]).panels] == ["two (1 seed)"] * 2
     with pytest.raises(InputError, match="no curve is called 'three'; there are: one; two"):
         tool.figure(curves, ["three"])

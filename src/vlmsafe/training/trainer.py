@@ -356,6 +356,7 @@ class Trainer:
         return Interrupted(f"stopped by {self.stop.reason} {when}; continue with: {self.run.resume_command}")
 
     def scorer_details(self) -> dict[str, Any]:
+        """What the journal notes of the scorer."""
         return {"scorer": {"name": self.config.signal.scorer, **self.scoring.scorer.describe()}} if self.scoring else {}
 
     def _note_crash(self, crash: WorkerCrash) -> None:

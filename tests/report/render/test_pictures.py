@@ -44,6 +44,14 @@ def test_panels_stand_in_rows_of_three_and_four_make_a_square():
     assert size(1)[1] == size(3)[1] < size(4)[1] < size(7)[1]
 
 
+def test_a_chart_may_say_how_many_panels_stand_in_a_row():
+    def width(count, columns):
+        return ElementTree.fromstring(chart_svg(chart_of(count, columns=columns))).get("width")
+
+    assert width(6, 2) == width(2, None) != width(6, None)
+    assert width(1, 2) == width(1, None)
+
+
 def test_colours_need_no_page_around_them():
     svg = chart_svg(chart_of())
     assert "var(" not in svg

@@ -32,7 +32,7 @@ _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def chart_svg(chart: Chart) -> str:
-    """The whole chart in light colours: panels in rows of three (four are a square), one legend below."""
+    """The whole chart in light colours: panels in rows of three or as it says (four: a square), one legend below."""
     columns = min(chart.columns or (2 if len(chart.panels) == 4 else _COLUMNS), len(chart.panels))
     pieces: list[str] = []
     top = _EDGE
